@@ -64,6 +64,9 @@ inline __m512i and_si512(__m512i a, __m512i b) {
 inline __m512i xor_si512(__m512i a, __m512i b) {
   return each_lane<__m512i>(U32(), [x = U32(a), y = U32(b)](int i) { return x.at[i] ^ y.at[i]; });
 }
+inline __m512i or_si512(__m512i a, __m512i b) {
+  return each_lane<__m512i>(U32(), [x = U32(a), y = U32(b)](int i) { return x.at[i] | y.at[i]; });
+}
 inline __m512i srli_epi16(__m512i a, unsigned count) {
   return each_lane<__m512i>(U16(), [&, x = U16(a)](int i) { return static_cast<uint16_t>(x.at[i] >> count); });
 }
@@ -175,6 +178,10 @@ inline __m512i cvtepi8_epi32(__m128i a) {
   const auto bytes = Lanes<int8_t, 16>(a);
   return each_lane<__m512i>(I32(), [&](int i) { return bytes.at[i]; });
 }
+inline __m512i cvtepu8_epi32(__m128i a) {
+  const auto bytes = Lanes<uint8_t, 16>(a);
+  return each_lane<__m512i>(I32(), [&](int i) { return bytes.at[i]; });
+}
 inline __m512 zextps256_ps512(__m256 a) { return TwoHalves(a, _mm256_setzero_ps()).both(); }
 template <int kHalf>
 __m256 extractf32x8_ps(__m512 a) {
@@ -210,6 +217,7 @@ __mmask16 cmp_ps_mask(__m512 a, __m512 b) {
 #define _mm512_set1_epi32(value) emulated::set1_epi32(value)
 #define _mm512_set1_ps(value) emulated::set1_ps(value)
 #define _mm512_and_si512(a, b) emulated::and_si512(a, b)
+#define _mm512_or_si512(a, b) emulated::or_si512(a, b)
 #define _mm512_xor_si512(a, b) emulated::xor_si512(a, b)
 #define _mm512_srli_epi16(a, count) emulated::srli_epi16(a, count)
 #define _mm512_slli_epi16(a, count) emulated::slli_epi16(a, count)
@@ -238,6 +246,7 @@ __mmask16 cmp_ps_mask(__m512 a, __m512 b) {
 #define _mm512_add_epi32(a, b) emulated::add_epi32(a, b)
 #define _mm512_cvtps_epi32(a) emulated::cvtps_epi32(a)
 #define _mm512_cvtepi8_epi32(a) emulated::cvtepi8_epi32(a)
+#define _mm512_cvtepu8_epi32(a) emulated::cvtepu8_epi32(a)
 #define _mm512_zextps256_ps512(a) emulated::zextps256_ps512(a)
 #define _mm512_castps512_ps256(a) emulated::extractf32x8_ps<0>(a)
 #define _mm512_extractf32x8_ps(a, half) emulated::extractf32x8_ps<half>(a)

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "products/linear_inputs_avx2.h"
+#include "products/linear_supers.h"
 #include "products/linear_vectors.h"
 
 namespace relevo {
@@ -347,23 +348,16 @@ struct PackedPart : Part::Packed {
 };
 
 template <Format kOne, class Part>
-struct SuperBlocks {
-  using Machine = Avx2;
-  static constexpr Format kFormat = kOne;
-  static constexpr Format kStored = narrowed(kOne);
-  static constexpr int kParts = num_parts(kOne);
-  static constexpr int64_t kGroup = Part::kGroup;
-  static constexpr int64_t kInputBlock = kSuperBlock;
-  static constexpr int64_t kInputBlockBytes = kParts * Part::kInputBlockBytes;
-  static constexpr bool kExpands = true;
-  static constexpr bool kScalesAtEnd = false;
+struct SuperBlocks : SuperShape<kOne, Part> {
+  using Shape = SuperShape<kOne, Part>;
+  using Shape::kParts;
 
   struct Packed {
-    static constexpr size_t kPartBytes = part_bytes(kStored);
-    static constexpr size_t kBytes = halves_at(kStored) + num_ends(kStored) * 32;
+    static constexpr size_t kPartBytes = part_bytes(kOne);
+    static constexpr size_t kBytes = Shape::kPackedBytes;
     static constexpr bool kPrefetch = true;
     template <int kPart>
-    using At = PackedPart<kStored, Part, kPart>;
+    using At = PackedPart<Shape::kStored, Part, kPart>;
   };
 
   struct Expanded {
@@ -375,11 +369,6 @@ struct SuperBlocks {
   };
 
   static void expand(const uint8_t* block, uint8_t* out) { expand_from<0>(block, out); }
-
-  static void prepare_block(const float* x, int64_t, int64_t rows, int64_t r, uint8_t* out) {
-    for (int part = 0; part < kParts; ++part)
-      Part::prepare_block(x + part * Part::kInputBlock, Part::kInputBlock, rows, r, out + part * rows * Part::kInputBlockBytes);
-  }
 
   template <class Weights, int R>
   static void add_block(const uint8_t* w, const uint8_t* x, __m256 (*acc)[2]) {

@@ -11,13 +11,18 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #include "products/linear_inputs_avx2.h"
+#include "products/linear_supers.h"
 #include "products/linear_vectors_avx512.h"
 
 namespace relevo {
 
-extern const LinearKernels kLinearAvx2;
-
 namespace {
+
+// Float16 numbers of a row beside a block or part: scale and minimum.
+constexpr int num_halves(Format format) {
+  const Format stored = narrowed(format);
+  return stored == Format::q4_1 || stored == Format::q5_1 ? 2 : 1;
+}
 
 __m512i load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 
@@ -35,152 +40,115 @@ struct Avx512 : Tiles<Avx512Vectors> {
   static constexpr bool kExpandsFloats = false;
 };
 
-// What the formats with inputs of 8 bits share. Inputs are prepared as bytes.
-template <Format kOne, int kRaisedBy>
+// ---- Weights as packed, `at` a block or part of them. bytes(step): [16 rows][4 of k], unsigned. even(step), odd(step): of the
+// same 4 of k the first and third, the second and fourth: [16 rows][2] int16. scale(), minimum(): [16 rows].
+
+struct Packed {
+  const uint8_t* at;
+};
+
+// q8_0, q8_channel: bytes are raised by 128, pairs are not.
+template <Format kOne>
+struct StoredBytes : Packed {
+  static constexpr bool kPerChannel = narrowed(kOne) == Format::q8_channel;
+  static constexpr size_t kScalesAt = (kPerChannel ? kChannelBlock : kBlock) * kPanelRows;
+  static constexpr size_t kBytes = kScalesAt + (kPerChannel ? 0 : 32);
+  __m512i group(int step) const { return load_bytes(at + step * kGroupBytes); }
+  __m512i bytes(int step) const { return _mm512_xor_si512(group(step), _mm512_set1_epi32(static_cast<int>(0x80808080u))); }
+  __m512i even(int step) const { return _mm512_srai_epi16(_mm512_slli_epi16(group(step), 8), 8); }
+  __m512i odd(int step) const { return _mm512_srai_epi16(group(step), 8); }
+  __m512 scale() const { return Avx512::load_halves(at + kScalesAt); }
+};
+
+// q4_0, q4_1, q5_0, q5_1, parts of the formats with blocks of 256. The first half of the steps are low nibbles.
+template <Format kOne>
+struct StoredNibbles : Packed {
+  static constexpr int kBits = bits_above(kOne);
+  static constexpr int kHalf = part_size(kOne) / 8;  // steps
+  static constexpr size_t kScalesAt = part_bytes(kOne);
+  static constexpr size_t kBytes = kScalesAt + 32 * num_halves(kOne);
+  __m512i group(int step) const { return load_bytes(at + step % kHalf * kGroupBytes); }
+  __m512i nibbles(int step) const {
+    const __m512i both = group(step);
+    return _mm512_and_si512(step < kHalf ? both : _mm512_srli_epi16(both, 4), _mm512_set1_epi32(0x0f0f0f0f));
+  }
+  // The bits of a step where they belong: above a nibble.
+  __m512i above(int step) const {
+    const __m512i bits = load_bytes(at + nibble_bytes(kOne));
+    const int from = step * kBits;
+    const __m512i moved = from < 4 ? _mm512_slli_epi16(bits, 4 - from) : _mm512_srli_epi16(bits, from - 4);
+    return _mm512_and_si512(moved, _mm512_set1_epi32(kBits == 1 ? 0x10101010 : 0x30303030));
+  }
+  __m512i bytes(int step) const {
+    if constexpr (kBits == 0) return nibbles(step);
+    return _mm512_or_si512(nibbles(step), above(step));
+  }
+  __m512i even(int step) const {
+    if constexpr (kBits != 0) return _mm512_and_si512(bytes(step), _mm512_set1_epi32(0x00ff00ff));
+    const __m512i both = group(step);
+    return _mm512_and_si512(step < kHalf ? both : _mm512_srli_epi16(both, 4), _mm512_set1_epi32(0x000f000f));
+  }
+  __m512i odd(int step) const {
+    if constexpr (kBits != 0) return _mm512_srli_epi16(bytes(step), 8);
+    if (step >= kHalf) return _mm512_srli_epi16(group(step), 12);
+    return _mm512_and_si512(_mm512_srli_epi16(group(step), 8), _mm512_set1_epi32(0x000f000f));
+  }
+  __m512 scale() const { return Avx512::load_halves(at + kScalesAt); }
+  __m512 minimum() const { return Avx512::load_halves(at + kScalesAt + 32); }
+};
+
+// By how much unsigned weights are larger than what they stand for.
+constexpr int raise_of(Format format) {
+  const Format stored = narrowed(format);
+  if (stored == Format::q8_0 || stored == Format::q8_channel) return is_wide(format) ? 0 : 128;
+  return stored == Format::q4_0 ? 8 : raised_by(format);
+}
+
+// ---- Blocks of integers. Inputs of 8 bits are prepared as bytes and multiplied four of k at a time; those of 16 bits as pairs in
+// the order of weights, two at a time.
+
+template <Format kOne, class OfFormat>
 struct Integers {
   using Machine = Avx512;
+  using Stored = OfFormat;
   static constexpr Format kFormat = kOne;
-  static constexpr bool kHasMinimum = kOne == Format::q4_1;
-  static constexpr int kRaised = kRaisedBy;
+  static constexpr bool kIsWide = is_wide(kOne);
+  static constexpr bool kPerChannel = narrowed(kOne) == Format::q8_channel;
+  static constexpr bool kIsSmall = narrowed(kOne) == Format::q6_k;
+  static constexpr bool kHasMinimum = num_halves(kOne) == 2;
+  static constexpr int kRaised = raise_of(kOne);
   static constexpr int64_t kGroup = 8;
-  static constexpr int64_t kInputBlock = kOne == Format::q8_channel ? kChannelBlock : kBlock;
-  static constexpr int64_t kInputBlockBytes = kInputBlock + end_bytes(kHasMinimum, kRaised);
+  static constexpr int64_t kInputBlock = kPerChannel ? kChannelBlock : kIsSmall ? kSmallBlock : kBlock;
+  static constexpr int kSteps = kInputBlock / 4;
+  static constexpr int64_t kStepBytes = kIsWide ? 8 : 4;  // of inputs
+  static constexpr int64_t kInputBlockBytes = kSteps * kStepBytes + end_bytes(kHasMinimum, kRaised);
   static constexpr bool kExpands = false;
-
-  static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    prepare_rounded<Integers, RoundedBytes>(x, k_left, rows, r, out);
-  }
-
-  template <int R>
-  static __m512i first_sum(const uint8_t* x, int r) {
-    return kRaised ? every_lane(x + R * kInputBlock + (R + r) * 4) : _mm512_setzero_si512();
-  }
-  template <int R>
-  static __m512 input_scale(const uint8_t* x, int r) {
-    return Avx512::every_lane_float(x + R * kInputBlock + r * 4);
-  }
-};
-
-// ---- q4_0, q4_1: unsigned nibbles times int8.
-
-template <Format kOne>
-struct Nibbles : Integers<kOne, kOne == Format::q4_1 ? 0 : 8> {
-  using Shared = Integers<kOne, kOne == Format::q4_1 ? 0 : 8>;
-  using Shared::kHasMinimum;
-  static constexpr bool kScalesAtEnd = false;
-  static constexpr size_t kScalesAt = 4 * kGroupBytes;
+  static constexpr bool kScalesAtEnd = kPerChannel;
 
   struct Packed {
-    static constexpr size_t kBytes = kScalesAt + (kHasMinimum ? 64 : 32);
+    static constexpr size_t kBytes = Stored::kBytes;
     static constexpr bool kPrefetch = true;
   };
   using Expanded = Packed;
 
-  template <class Weights, int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
-    const __m512i low = _mm512_set1_epi32(0x0f0f0f0f);
-    __m512i sums[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r] = Shared::template first_sum<R>(x, r);
-#pragma GCC unroll 4
-    for (int g = 0; g < 4; ++g) {
-      const __m512i bytes = load_bytes(w + g * kGroupBytes);
-      const __m512i first = _mm512_and_si512(bytes, low);
-      const __m512i second = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        sums[r] = _mm512_dpbusd_epi32(sums[r], first, every_lane(x + r * 32 + g * 4));
-        sums[r] = _mm512_dpbusd_epi32(sums[r], second, every_lane(x + r * 32 + 16 + g * 4));
-      }
-    }
-    const __m512 scale = Avx512::load_halves(w + kScalesAt);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const __m512 product = _mm512_mul_ps(scale, Shared::template input_scale<R>(x, r));
-      acc[r][0] = _mm512_fmadd_ps(product, _mm512_cvtepi32_ps(sums[r]), acc[r][0]);
-    }
-    if (!kHasMinimum) return;
-    const __m512 minimum = Avx512::load_halves(w + kScalesAt + (kHasMinimum ? 32 : 0));
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) acc[r][0] = _mm512_fmadd_ps(minimum, Avx512::every_lane_float(x + R * 32 + (R + r) * 4), acc[r][0]);
-  }
-};
-
-// ---- q8_0, q8_channel: weights raised by 128 to be unsigned, times int8.
-
-template <Format kOne>
-struct NarrowBytes : Integers<kOne, 128> {
-  using Shared = Integers<kOne, 128>;
-  static constexpr bool kPerChannel = kOne == Format::q8_channel;
-  static constexpr bool kScalesAtEnd = kPerChannel;
-  static constexpr int kSteps = kPerChannel ? 16 : 8;
-
-  struct Packed {
-    static constexpr size_t kBytes = kSteps * kGroupBytes + (kPerChannel ? 0 : 32);
-    static constexpr bool kPrefetch = true;
-  };
-  using Expanded = Packed;
-
-  template <class Weights, int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
-    const __m512i sign_bits = _mm512_set1_epi32(static_cast<int>(0x80808080u));
-    __m512i sums[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r] = Shared::template first_sum<R>(x, r);
-#pragma GCC unroll 16
-    for (int step = 0; step < kSteps; ++step) {
-      const __m512i raised = _mm512_xor_si512(load_bytes(w + step * kGroupBytes), sign_bits);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r)
-        sums[r] = _mm512_dpbusd_epi32(sums[r], raised, every_lane(x + (r * kSteps + step) * 4));
-    }
-    const __m512 w_scale = kPerChannel ? _mm512_set1_ps(1.0f) : Avx512::load_halves(w + (kPerChannel ? 0 : kSteps * kGroupBytes));
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      __m512 scale = Shared::template input_scale<R>(x, r);
-      if (!kPerChannel) scale = _mm512_mul_ps(w_scale, scale);
-      acc[r][0] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), acc[r][0]);
-    }
-  }
-};
-
-// ---- Wide formats: products of pairs of k in 16 bits. Of 4 consecutive k, the even ones make one vector of pairs and the
-// odd ones the other. Inputs are prepared as pairs in that order.
-
-template <Format kOne>
-struct Pairs {
-  using Machine = Avx512;
-  static constexpr Format kFormat = kOne;
-  static constexpr bool kPerChannel = kOne == Format::q8_channel_wide;
-  static constexpr bool kHasMinimum = kOne == Format::q4_1_wide;
-  static constexpr int kRaised = kOne == Format::q4_0_wide ? 8 : 0;
-  static constexpr int64_t kGroup = 8;
-  static constexpr int kSteps = kPerChannel ? 16 : 8;
-  static constexpr int64_t kInputBlock = kSteps * 4;
-  static constexpr int64_t kInputBlockBytes = kInputBlock * 2 + end_bytes(kHasMinimum, kRaised);
-  static constexpr bool kExpands = false;
-  static constexpr bool kScalesAtEnd = kPerChannel;
-
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    prepare_rounded<Pairs, RoundedPairs>(x, k_left, rows, r, out);
+    using Narrow = std::conditional_t<kIsSmall, RoundedSixteen, RoundedBytes>;
+    prepare_rounded<Integers, std::conditional_t<kIsWide, RoundedPairs, Narrow>>(x, k_left, rows, r, out);
   }
 
-  // `Weights`: even(step), odd(step): [16 rows][2] int16; scale(), minimum(): [16 rows].
+  template <class, int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
+    add<R>(Stored{{w}}, x, acc);
+  }
+
   template <int R, class Weights>
-  static void add_pairs(const Weights& w, const uint8_t* x, __m512 (*acc)[1]) {
-    const uint8_t* ends = x + R * kInputBlock * 2;
+  static void add(const Weights& w, const uint8_t* x, __m512 (*acc)[1]) {
+    const uint8_t* ends = x + R * kSteps * kStepBytes;
     __m512i sums[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sums[r] = kRaised ? every_lane(ends + (R + r) * 4) : _mm512_setzero_si512();
 #pragma GCC unroll 16
-    for (int step = 0; step < kSteps; ++step) {
-      const __m512i even = w.even(step), odd = w.odd(step);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        sums[r] = _mm512_dpwssd_epi32(sums[r], even, every_lane(x + (r * kSteps + step) * 8));
-        sums[r] = _mm512_dpwssd_epi32(sums[r], odd, every_lane(x + (r * kSteps + step) * 8 + 4));
-      }
-    }
+    for (int step = 0; step < kSteps; ++step) add_step<R>(w, step, x, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       __m512 scale = Avx512::every_lane_float(ends + r * 4);
@@ -189,69 +157,86 @@ struct Pairs {
       if constexpr (kHasMinimum) acc[r][0] = _mm512_fmadd_ps(w.minimum(), Avx512::every_lane_float(ends + (R + r) * 4), acc[r][0]);
     }
   }
-};
 
-// Steps 0 to 3 are low nibbles, 4 to 7 high ones.
-template <Format kOne>
-struct WideNibbles : Pairs<kOne> {
-  struct Packed {
-    static constexpr size_t kScalesAt = 4 * kGroupBytes;
-    static constexpr size_t kBytes = kScalesAt + (kOne == Format::q4_1_wide ? 64 : 32);
-    static constexpr bool kPrefetch = true;
-    const uint8_t* block;
-    __m512i even(int step) const {
-      const __m512i bytes = load_bytes(block + (step & 3) * kGroupBytes);
-      return _mm512_and_si512(step < 4 ? bytes : _mm512_srli_epi16(bytes, 4), _mm512_set1_epi32(0x000f000f));
+ private:
+  template <int R, class Weights>
+  static void add_step(const Weights& w, int step, const uint8_t* x, __m512i* sums) {
+    const __m512i first = kIsWide ? w.even(step) : w.bytes(step);
+    const __m512i second = kIsWide ? w.odd(step) : first;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* input = x + (r * kSteps + step) * kStepBytes;
+      if constexpr (kIsWide) {
+        sums[r] = _mm512_dpwssd_epi32(sums[r], first, every_lane(input));
+        sums[r] = _mm512_dpwssd_epi32(sums[r], second, every_lane(input + 4));
+      } else {
+        sums[r] = _mm512_dpbusd_epi32(sums[r], first, every_lane(input));
+      }
     }
-    __m512i odd(int step) const {
-      const __m512i bytes = load_bytes(block + (step & 3) * kGroupBytes);
-      if (step >= 4) return _mm512_srli_epi16(bytes, 12);
-      return _mm512_and_si512(_mm512_srli_epi16(bytes, 8), _mm512_set1_epi32(0x000f000f));
-    }
-    __m512 scale() const { return Avx512::load_halves(block + kScalesAt); }
-    __m512 minimum() const { return Avx512::load_halves(block + kScalesAt + 32); }
-  };
-  using Expanded = Packed;
-
-  template <class Weights, int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
-    Pairs<kOne>::template add_pairs<R>(Packed{w}, x, acc);
   }
 };
 
 template <Format kOne>
-struct WideBytes : Pairs<kOne> {
+using Nibbles = Integers<kOne, StoredNibbles<kOne>>;
+
+// ---- q4_k, q5_k, q6_k: parts, whose scales and minima are integers times floats of the whole block.
+
+template <Format kOne, class Part>
+struct SuperBlocks : SuperShape<kOne, Part> {
+  using Shape = SuperShape<kOne, Part>;
+
   struct Packed {
-    static constexpr size_t kScalesAt = Pairs<kOne>::kSteps * kGroupBytes;
-    static constexpr size_t kBytes = kScalesAt + (Pairs<kOne>::kPerChannel ? 0 : 32);
+    static constexpr size_t kBytes = Shape::kPackedBytes;
     static constexpr bool kPrefetch = true;
-    const uint8_t* block;
-    __m512i even(int step) const {
-      return _mm512_srai_epi16(_mm512_slli_epi16(load_bytes(block + step * kGroupBytes), 8), 8);
-    }
-    __m512i odd(int step) const { return _mm512_srai_epi16(load_bytes(block + step * kGroupBytes), 8); }
-    __m512 scale() const { return Avx512::load_halves(block + kScalesAt); }
   };
   using Expanded = Packed;
 
-  template <class Weights, int R>
+  struct OfPart : Part::Stored {
+    __m512 of_scale, of_minimum;
+    __m512 scale() const { return of_scale; }
+    __m512 minimum() const { return of_minimum; }
+  };
+
+  template <class, int R>
   static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
-    Pairs<kOne>::template add_pairs<R>(Packed{w}, x, acc);
+    constexpr int kEnds = num_ends(kOne);
+    const uint8_t *codes = w + codes_at(kOne), *halves = w + halves_at(kOne);
+    const __m512 unit = Avx512::load_halves(halves), least = Avx512::load_halves(halves + (kEnds - 1) * 32);
+#pragma GCC unroll 1
+    for (int part = 0; part < Shape::kParts; ++part) {
+      const uint8_t* of_part = codes + part * kEnds * kPanelRows;
+      const __m512 scale = _mm512_mul_ps(of_codes(of_part), unit);
+      const __m512 minimum = kEnds == 2 ? _mm512_mul_ps(of_codes(of_part + (kEnds - 1) * kPanelRows), least) : scale;
+      Part::template add<R>(OfPart{{{w + part * part_bytes(kOne)}}, scale, minimum}, x + part * R * Part::kInputBlockBytes, acc);
+    }
+  }
+
+ private:
+  static __m512 of_codes(const uint8_t* from) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm512_cvtepi32_ps(Shape::kStored == Format::q6_k ? _mm512_cvtepi8_epi32(codes) : _mm512_cvtepu8_epi32(codes));
   }
 };
 
 struct Avx512Path {
   static constexpr Path kPath = Path::avx512;
-  static constexpr bool kHasUncommon = false;
-  static const LinearKernels& kernels_of_uncommon() { return kLinearAvx2; }
+  static constexpr bool kHasUncommon = true;
+  using FourK = SuperBlocks<Format::q4_k, relevo::Nibbles<Format::q4_1>>;
+  using WideFourK = SuperBlocks<Format::q4_k_wide, relevo::Nibbles<Format::q4_1_wide>>;
+  template <Format kOne>
+  using FiveK = SuperBlocks<kOne, relevo::Nibbles<is_wide(kOne) ? Format::q5_1_wide : Format::q5_1>>;
+  template <Format kOne>
+  using SixK = SuperBlocks<kOne, relevo::Nibbles<kOne>>;
+  template <Format kOne>
+  using Fives = relevo::Nibbles<kOne>;
   template <Format kStored>
   using Floats = relevo::Floats<kStored, Avx512>;
   template <Format kOne>
-  using Bytes = std::conditional_t<is_wide(kOne), WideBytes<kOne>, NarrowBytes<kOne>>;
+  using Bytes = Integers<kOne, StoredBytes<kOne>>;
   template <Format kOne>
   using Nibbles = relevo::Nibbles<kOne>;
   template <Format kOne>
-  using WideNibbles = relevo::WideNibbles<kOne>;
+  using WideNibbles = relevo::Nibbles<kOne>;
 };
 
 }  // namespace

@@ -54,6 +54,21 @@ struct RoundedBytes {
   }
 };
 
+// Sixteen of them, for blocks of as many.
+struct RoundedSixteen {
+  static constexpr int kBytes = 1;
+  static __m128i of(const float* x, float inverse) {
+    const __m256 factor = _mm256_set1_ps(inverse);
+    const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
+    const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  }
+  static int32_t sum(__m128i bytes) {
+    return sum_of_lanes(_mm256_madd_epi16(_mm256_cvtepi8_epi16(bytes), _mm256_set1_epi16(1)));
+  }
+};
+
 // Inputs of 16 bits: int16 [R][k / 4][2 pairs]. Of 4 consecutive ones the first and third make a pair, then the others.
 struct RoundedPairs {
   static constexpr int kBytes = 2;
@@ -93,15 +108,15 @@ void store_ends(float scale, int32_t sum, int64_t rows, int64_t r, uint8_t* ends
 template <class F, class Rounded>
 void prepare_rounded(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
   constexpr int64_t kRowBytes = F::kInputBlock * Rounded::kBytes;
-  constexpr int kAtATime = 32 / Rounded::kBytes;
+  constexpr int kAtATime = static_cast<int>(sizeof(Rounded::of(x, 0.0f))) / Rounded::kBytes;
   float filled[F::kInputBlock];
   x = whole_block(x, k_left, filled);
   const BlockScale s = block_scale<F>(x);
   int32_t sum = 0;
   for (int i = 0; i < F::kInputBlock; i += kAtATime) {
-    const __m256i q = Rounded::of(x + i, s.inverse);
+    const auto q = Rounded::of(x + i, s.inverse);
     if (F::kHasMinimum || F::kRaised != 0) sum += Rounded::sum(q);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + r * kRowBytes + i * Rounded::kBytes), q);
+    std::memcpy(out + r * kRowBytes + i * Rounded::kBytes, &q, sizeof q);
   }
   store_ends<F>(s.scale, sum, rows, r, out + rows * kRowBytes);
 }
