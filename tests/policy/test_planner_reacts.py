@@ -78,7 +78,7 @@ def test_other_traffic_ends_the_cool_down_and_a_comparison() -> None:
     assert decide(planner, seen(20.0, SPLIT, 0.5), said(0.5, 0.8, 0.5)).verdict is PlanVerdict.CHANGE
     cooling = decide(planner, seen(25.0, UNIFIED_MODE, 0.5), said(0.9, 0.0, 0.9))
     assert "until the next change" in cooling.reason
-    kept = decide(planner, seen(45.0, UNIFIED_MODE, 0.4, number=40, kind=1), said(1.0, 0.4, 0.9))
+    kept = decide(planner, seen(45.0, UNIFIED_MODE, 0.4, number=40, kind=1, since=24.0), said(1.0, 0.4, 0.9))
     assert kept.verdict is PlanVerdict.KEEP and "cannot be compared" in kept.reason
     again = decide(planner, seen(50.0, UNIFIED_MODE, 0.4, kind=1, since=13.0), said(1.0, 0.4, 0.9))
     assert (again.verdict, again.mode) == (PlanVerdict.CHANGE, SPLIT)
@@ -117,6 +117,19 @@ def test_a_broken_promise_is_counted_through_a_change_of_traffic() -> None:
     assert decide(planner, seen(75.0, UNIFIED_MODE, 0.0, kind=1), said(0.0, 0.85, 0.4)).verdict is PlanVerdict.HOLD
     left = decide(planner, seen(91.0, UNIFIED_MODE, 0.0, number=30, kind=1, since=15.0), said(0.0, 0.85, 0.4))
     assert (left.verdict, left.mode) == (PlanVerdict.CHANGE, HYBRID_MODE)
+
+
+def test_what_a_rush_left_behind_breaks_no_promise() -> None:
+    """Ten times as much came for half a minute; what is left of it is served late, while all modes are promised to
+    serve what comes now. Red when that drives the planner into another mode, or into doubts of its simulator."""
+    planner = RolePlanner(LIMITS, 2.0, 0.1)
+    for tick in range(6):
+        decide(planner, seen(60.0 + 5 * tick, SPLIT, 0.1, number=80), said(0.1, 0.1, 0.1))
+    error = planner.past.error
+    for tick in range(16):
+        found = decide(planner, seen(90.0 + 5 * tick, SPLIT, 0.3, number=26, since=60.0), said(1.0, 1.0, 1.0))
+        assert found.verdict is PlanVerdict.HOLD, found.reason
+    assert planner.past.error == error
 
 
 def test_little_is_lost_by_a_change_where_little_is_met() -> None:

@@ -1,4 +1,4 @@
-"""The five workloads in sequence, simulated: the planner is held against every mode that never changes, as live."""
+"""The five workloads in sequence, simulated on two cores: the planner against modes that never change, as live."""
 
 from __future__ import annotations
 
@@ -6,42 +6,38 @@ from itertools import pairwise
 
 import pytest
 
+from relevo.sim.day.machine import TWO_CORES
 from relevo.sim.day.report import DayReport, report_day
+from relevo.sim.day.two_workers import PLANNER
 from relevo.sim.day.workloads import FiveWorkloads
 from relevo.workload.open_loop import Scale
-from relevo.workload.phases import INPUT_HEAVY, OUTPUT_HEAVY
+from relevo.workload.phases import FIVE, INPUT_HEAVY, OUTPUT_HEAVY
 
-RULES = ("2u", "1p1d", "planner")
+FIXED = ("2u", "1p1d", "1p1h", "hybrid")  # unified is far behind them
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, DayReport]:
-    five = FiveWorkloads(
-        kinds=(INPUT_HEAVY, OUTPUT_HEAVY),
-        phase_s=50.0,
-        load=0.4,
-        scale=Scale(2.0, 0.3),
-        seed=7,
-        num_simulated=30,
-    )
-    return {rule: report_day(five.run(rule), five.hours, five.slo) for rule in RULES}
+    five = FiveWorkloads(machine=TWO_CORES, scale=TWO_CORES.scale, phase_s=40.0, seed=2, num_simulated=60)
+    return {rule: report_day(five.run(rule), five.hours, five.slo) for rule in (*FIXED, PLANNER)}
 
 
 def test_every_rule_meets_the_same_requests_of_every_kind(reports: dict[str, DayReport]) -> None:
     assert len({report.num_requests for report in reports.values()}) == 1
     for report in reports.values():
-        assert list(report.by_hour) == ["input-heavy", "output-heavy"]
+        assert list(report.by_hour) == [kind.name for kind in FIVE]
         assert None not in report.by_hour.values()
 
 
-def test_the_planner_costs_nothing_and_does_not_swing(reports: dict[str, DayReport]) -> None:
-    """Red when it is worse than the mode that it begins in, or than the best that never changes by more than noise, or
-    goes back and forth."""
-    planner = reports["planner"]
-    fixed = {rule: report.attained for rule, report in reports.items() if rule != "planner"}
-    assert planner.attained >= fixed["1p1d"] - 0.01, (planner.attained, fixed)
-    assert planner.attained >= max(fixed.values()) - 0.03, (planner.attained, fixed)
-    assert planner.num_returns == 0 and planner.num_changes <= len(planner.by_hour)
+def test_the_planner_keeps_up_with_the_best_mode(reports: dict[str, DayReport]) -> None:
+    """Red when a decision is wrong or late enough to cost a twentieth of the requests."""
+    best = max(reports[rule].attained for rule in FIXED)
+    assert reports[PLANNER].attained >= 0.95 * best, {rule: each.attained for rule, each in reports.items()}
+
+
+def test_it_changes_at_most_twice_and_never_back(reports: dict[str, DayReport]) -> None:
+    """Red when it swings, or takes each kind of traffic for a reason."""
+    assert reports[PLANNER].num_changes <= 2 and reports[PLANNER].num_returns == 0, reports[PLANNER].changes
 
 
 def test_a_kind_comes_at_a_share_of_what_is_sustained() -> None:

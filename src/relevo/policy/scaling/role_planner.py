@@ -27,6 +27,7 @@ from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.outlook_words import broken, doubts, next_best, words
 from relevo.policy.scaling.past_change import PastChange, Sentence
 from relevo.policy.scaling.past_errors import PastErrors
+from relevo.policy.scaling.past_rush import PastRush
 from relevo.policy.scaling.planner_limits import PlannerLimits
 
 _SWITCHES = 8  # of late, whose times say what the next one takes. Arbitrary
@@ -80,6 +81,7 @@ class RolePlanner:
         self._rate = Chosen(
             (Constant(), Kalman(), Seasonal(limits.season_ticks)), num_ticks_ahead=limits.num_ticks_ahead
         )
+        self._rush = PastRush(limits.stays_s)
         self._mode: Mode | None = None  # that it set, or found
         self._switch_s: deque[float] = deque(maxlen=_SWITCHES)  # until all roles had arrived
         self._joined_at_s = -inf  # when a worker came or went last
@@ -104,7 +106,9 @@ class RolePlanner:
         if seen.unknown:
             self.num_unknown_ticks += 1
             return self._hold(seen, f"not known: {seen.unknown}", PlanVerdict.UNKNOWN)
-        self._rate.add(seen.demand.requests_per_s if seen.demand is not None else 0.0)
+        rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
+        self._rate.add(rate)
+        self._rush.add(seen.now_s, rate)
         if seen.num_kinds != self._num_kinds:  # what was found out about other traffic does not count
             self._num_kinds, self._favourite, self._cools_until_s = seen.num_kinds, None, 0.0
             self._blocked.clear()
@@ -187,7 +191,9 @@ class RolePlanner:
     ) -> PlanDecision | None:
         """Out of a mode that has not been for a while what is promised of it."""
         limits, promised, blocked = self._limits, outlooks[seen.mode].attained, self._blocked
-        if seen.attained is None or seen.num_judged < limits.min_requests or seen.since_s < self._same_since_s:
+        if seen.since_s < self._same_since_s or self._rush.is_over:
+            return None  # what is seen is not of this mode, or of more load
+        if seen.attained is None or seen.num_judged < limits.min_requests:
             return None  # nothing is known of it, so it is neither kept nor broken
         if not self._is_missing(seen):
             self._promise.is_kept()
@@ -251,7 +257,7 @@ class RolePlanner:
             return None
         asked = self._expected(seen.demand).requests_per_s
         came = seen.num_requests / max(1e-9, seen.now_s - seen.since_s)
-        if asked > _MORE_LOAD * came:
+        if asked > _MORE_LOAD * came or self._rush.is_over:
             return None
         if seen.num_judged >= limits.min_requests:
             variance = sum(
