@@ -17,6 +17,23 @@ uint16_t read_u16(const uint8_t* from) {
   return value;
 }
 
+uint32_t read_u32(const uint8_t* from) {
+  uint32_t value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// Four bytes of a row, of group `group` after `groups`.
+void put_group(uint8_t* groups, int64_t group, int64_t row, uint32_t value) {
+  std::memcpy(groups + group * kGroupBytes + row * 4, &value, sizeof value);
+}
+
+// Halves of a row that begin at `raw`, each among those of the other rows.
+void put_halves(const uint8_t* raw, int64_t num_halves, int64_t row, uint8_t* halves) {
+  for (int64_t h = 0; h < num_halves; ++h)
+    std::memcpy(halves + (h * kPanelRows + row) * kHalf, raw + h * kHalf, kHalf);
+}
+
 // Raw GGUF block: scale, minimum (q4_1 only), then 4-byte groups. Packed block: groups, scales, minima.
 struct BlockShape {
   int64_t num_groups;
@@ -24,24 +41,18 @@ struct BlockShape {
   size_t raw_bytes() const { return num_halves * kHalf + num_groups * 4; }
 };
 
-BlockShape block_shape(Format format) {
+constexpr BlockShape block_shape(Format format) {
   if (format == Format::q8_0) return {8, 1};
   return {4, format == Format::q4_1 ? 2 : 1};
 }
 
-void pack_blocks(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
+// Of a block of q8_0, q4_0 or q4_1.
+template <Format format>
+void pack_plain(const uint8_t* raw, int64_t row, uint8_t* block) {
   const BlockShape shape = block_shape(format);
-  const size_t packed_bytes = block_bytes(format);
-  for (int64_t block = 0; block < k / kBlock; ++block) {
-    const uint8_t* from = raw + block * shape.raw_bytes();
-    uint8_t* to = panel + block * packed_bytes;
-    const uint8_t* groups = from + shape.num_halves * kHalf;
-    for (int64_t g = 0; g < shape.num_groups; ++g)
-      std::memcpy(to + g * kGroupBytes + row * 4, groups + g * 4, 4);
-    uint8_t* halves = to + shape.num_groups * kGroupBytes;
-    for (int64_t h = 0; h < shape.num_halves; ++h)
-      std::memcpy(halves + (h * kPanelRows + row) * kHalf, from + h * kHalf, kHalf);
-  }
+  const uint8_t* groups = raw + shape.num_halves * kHalf;
+  for (int64_t g = 0; g < shape.num_groups; ++g) put_group(block, g, row, read_u32(groups + g * 4));
+  put_halves(raw, shape.num_halves, row, block + shape.num_groups * kGroupBytes);
 }
 
 void pack_elements(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
@@ -112,30 +123,32 @@ void unpack_elements(Format format, int64_t k, int64_t row, const uint8_t* panel
 
 // ---- Parts: q5_0, q5_1, q4_k, q5_k, q6_k.
 
-void put_weight(Format format, int32_t weight, int64_t row, int64_t k, uint8_t* part) {
-  const int64_t half = part_size(format) / 2;
-  const int bits = bits_above(format);
-  uint8_t* byte = part + k % half / 4 * kGroupBytes + row * 4 + k % 4;
-  *byte = static_cast<uint8_t>(k < half ? (*byte & 0xf0) | (weight & 15) : (*byte & 15) | (weight & 15) << 4);
-  if (bits == 0) return;
-  uint8_t* above = part + nibble_bytes(format) + row * 4 + k % 4;
-  const int shift = static_cast<int>(k / 4) * bits, mask = (1 << bits) - 1;
-  *above = static_cast<uint8_t>((*above & ~(mask << shift)) | (weight >> 4) << shift);
+// Groups of a word are computed on together, byte by byte.
+constexpr uint32_t kNibbles = 0x0f0f0f0f, kPairs = 0x03030303, kBits = 0x01010101;
+
+// Exchanges each bit under `mask` with the one `distance` above it.
+uint32_t exchanged(uint32_t bits, uint32_t mask, int distance) {
+  const uint32_t differing = (bits >> distance ^ bits) & mask;
+  return bits ^ differing ^ differing << distance;
+}
+
+// Bit 4 s + i goes to bit s of byte i. A bit's number has five bits; each step exchanges two of them.
+uint32_t fifths_by_byte(uint32_t bits) {
+  bits = exchanged(bits, 0x0000cccc, 14);
+  bits = exchanged(bits, 0x00aa00aa, 7);
+  bits = exchanged(bits, 0x0c0c0c0c, 2);
+  return exchanged(bits, 0x22222222, 1);
 }
 
 // Raw q5_0 and q5_1: float16 scale (and minimum), 4 bytes whose bit j is the fifth bit of weight j, 16 bytes whose low nibbles
 // are the first 16 weights and whose high ones the others.
-void pack_fives(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
-  const size_t halves_bytes = (format == Format::q5_1 ? 2 : 1) * kHalf;
-  for (int64_t block = 0; block < k / kBlock; ++block, raw += halves_bytes + 20, panel += block_bytes(format)) {
-    const uint8_t *fifths = raw + halves_bytes, *nibbles = fifths + 4;
-    for (int64_t i = 0; i < kBlock; ++i) {
-      const int32_t nibble = i < 16 ? nibbles[i] & 15 : nibbles[i - 16] >> 4;
-      put_weight(format, nibble | (fifths[i / 8] >> i % 8 & 1) << 4, row, i, panel);
-    }
-    for (size_t h = 0; h < halves_bytes; h += kHalf)
-      std::memcpy(panel + part_bytes(format) + h * kPanelRows + row * kHalf, raw + h, kHalf);
-  }
+template <Format format>
+void pack_fives(const uint8_t* raw, int64_t row, uint8_t* block) {
+  constexpr int64_t num_halves = format == Format::q5_1 ? 2 : 1;
+  const uint8_t *fifths = raw + num_halves * kHalf, *nibbles = fifths + 4;
+  for (int64_t g = 0; g < 4; ++g) put_group(block, g, row, read_u32(nibbles + g * 4));
+  put_group(block + nibble_bytes(format), 0, row, fifths_by_byte(read_u32(fifths)));
+  put_halves(raw, num_halves, row, block + part_bytes(format));
 }
 
 void unpack_fives(Format format, int64_t k, int64_t row, const uint8_t* panel, float* out) {
@@ -167,41 +180,75 @@ void codes_of(const uint8_t* packed, int64_t part, uint8_t* scale, uint8_t* mini
   }
 }
 
-int32_t raw_nibble_weight(Format format, const uint8_t* raw, int64_t part, int64_t i) {
+template <Format format>
+void pack_nibbles(const uint8_t* raw, int64_t row, uint8_t* block) {
   const uint8_t *fifths = raw + 2 * kHalf + 12, *nibbles = fifths + (format == Format::q5_k ? 32 : 0);
-  const int32_t nibble = nibbles[part / 2 * 32 + i] >> part % 2 * 4 & 15;
-  return format == Format::q5_k ? nibble | (fifths[i] >> part & 1) << 4 : nibble;
+  for (int64_t part = 0; part < num_parts(format); ++part) {
+    const uint8_t* from = nibbles + part / 2 * 32;
+    const int shift = static_cast<int>(part % 2) * 4;
+    uint8_t* to = block + part * part_bytes(format);
+    for (int64_t g = 0; g < 4; ++g) {
+      const uint32_t low = read_u32(from + g * 4) >> shift & kNibbles;
+      const uint32_t high = read_u32(from + 16 + g * 4) >> shift & kNibbles;
+      put_group(to, g, row, low | high << 4);
+    }
+    if (format == Format::q5_k) {
+      uint32_t above = 0;
+      for (int s = 0; s < 8; ++s) above |= (read_u32(fifths + s * 4) >> part & kBits) << s;
+      put_group(to + nibble_bytes(format), 0, row, above);
+    }
+    uint8_t* codes = block + codes_at(format) + part * num_ends(format) * kPanelRows + row;
+    codes_of(raw + 2 * kHalf, part, codes, codes + kPanelRows);
+  }
+  const uint16_t ends[] = {read_u16(raw), static_cast<uint16_t>(read_u16(raw + kHalf) ^ 0x8000)};
+  put_halves(reinterpret_cast<const uint8_t*>(ends), 2, row, block + halves_at(format));
 }
 
 // Raw q6_k: the low 4 bits of 256 weights in 128 bytes, their high 2 bits in 64, 16 scales of int8, a float16. Of each half of
 // the weights, byte l of the first 64 holds weight l in its low nibble and weight l + 64 in its high one; bits 2 s and 2 s + 1
 // of byte l of the next 32 belong to weight l + 32 s.
-int32_t raw_six_weight(const uint8_t* raw, int64_t index) {
-  const int64_t half = index / 128, at = index % 128;
-  const int32_t low = raw[half * 64 + at % 64] >> at / 64 * 4 & 15;
-  return low | (raw[128 + half * 32 + at % 32] >> at / 32 * 2 & 3) << 4;
+void pack_sixes(const uint8_t* raw, int64_t row, uint8_t* block) {
+  for (int64_t part = 0; part < num_parts(Format::q6_k); ++part) {
+    const int64_t half = part / 8, at = part % 8 * kSmallBlock;
+    const uint8_t *nibbles = raw + half * 64 + at % 64, *pairs = raw + 128 + half * 32 + at % 32;
+    const int nibble_shift = static_cast<int>(at / 64) * 4, pair_shift = static_cast<int>(at / 32) * 2;
+    uint32_t low[4], above = 0;
+    for (int g = 0; g < 4; ++g) {
+      low[g] = read_u32(nibbles + g * 4) >> nibble_shift & kNibbles;
+      above |= (read_u32(pairs + g * 4) >> pair_shift & kPairs) << 2 * g;
+    }
+    uint8_t* to = block + part * part_bytes(Format::q6_k);
+    put_group(to, 0, row, low[0] | low[2] << 4);
+    put_group(to, 1, row, low[1] | low[3] << 4);
+    put_group(to + nibble_bytes(Format::q6_k), 0, row, above);
+    block[codes_at(Format::q6_k) + part * kPanelRows + row] = raw[192 + part];
+  }
+  put_halves(raw + 208, 1, row, block + halves_at(Format::q6_k));
 }
 
-void pack_super(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
-  for (int64_t block = 0; block < k / kSuperBlock; ++block, raw += raw_super_bytes(format), panel += block_bytes(format)) {
-    for (int64_t part = 0; part < num_parts(format); ++part) {
-      for (int64_t i = 0; i < part_size(format); ++i) {
-        const int32_t weight = format == Format::q6_k ? raw_six_weight(raw, part * kSmallBlock + i)
-                                                      : raw_nibble_weight(format, raw, part, i);
-        put_weight(format, weight, row, i, panel + part * part_bytes(format));
-      }
-      uint8_t* codes = panel + codes_at(format) + part * num_ends(format) * kPanelRows + row;
-      if (format == Format::q6_k)
-        *codes = raw[192 + part];
-      else
-        codes_of(raw + 2 * kHalf, part, codes, codes + kPanelRows);
-    }
-    uint8_t* halves = panel + halves_at(format) + row * kHalf;
-    std::memcpy(halves, format == Format::q6_k ? raw + 208 : raw, kHalf);
-    if (format == Format::q6_k) continue;
-    const uint16_t minimum = read_u16(raw + kHalf) ^ 0x8000;
-    std::memcpy(halves + kPanelRows * kHalf, &minimum, kHalf);
+// What packs one block of a row.
+using PackBlock = void (*)(const uint8_t* raw, int64_t row, uint8_t* block);
+
+PackBlock block_packer(Format stored) {
+  switch (stored) {
+    case Format::q8_0: return pack_plain<Format::q8_0>;
+    case Format::q4_0: return pack_plain<Format::q4_0>;
+    case Format::q4_1: return pack_plain<Format::q4_1>;
+    case Format::q5_0: return pack_fives<Format::q5_0>;
+    case Format::q5_1: return pack_fives<Format::q5_1>;
+    case Format::q4_k: return pack_nibbles<Format::q4_k>;
+    case Format::q5_k: return pack_nibbles<Format::q5_k>;
+    case Format::q6_k: return pack_sixes;
+    default: return nullptr;
   }
+}
+
+// Block by block, so that what all rows write to stays in the nearest cache.
+void pack_rows(Format stored, int64_t k, const uint8_t* const* raw, int64_t num_rows, uint8_t* panel) {
+  const PackBlock pack = block_packer(stored);
+  const size_t raw_bytes = raw_row_bytes(stored, stored_block(stored)), packed_bytes = block_bytes(stored);
+  for (int64_t block = 0; block < num_blocks(stored, k); ++block)
+    for (int64_t row = 0; row < num_rows; ++row) pack(raw[row] + block * raw_bytes, row, panel + block * packed_bytes);
 }
 
 void unpack_super(Format format, int64_t k, int64_t row, const uint8_t* panel, float* out) {
@@ -289,17 +336,12 @@ void pack_panel(const Linear& w, int64_t panel, const uint8_t* const* raw, int64
   uint8_t* to = w.packed + panel * panel_bytes(w.format, w.k);
   const Format stored = narrowed(w.format);
   if (num_rows < kPanelRows || stored == Format::q8_channel) std::memset(to, 0, panel_bytes(stored, w.k));
+  if (!is_float(stored) && stored != Format::q8_channel) return pack_rows(stored, w.k, raw, num_rows, to);
   for (int64_t row = 0; row < num_rows; ++row) {
     if (is_float(stored))
       pack_elements(stored, w.k, row, raw[row], to);
-    else if (stored == Format::q8_channel)
-      pack_channel(w.k, row, raw[row], to);
-    else if (is_super(stored))
-      pack_super(stored, w.k, row, raw[row], to);
-    else if (is_uncommon(stored))
-      pack_fives(stored, w.k, row, raw[row], to);
     else
-      pack_blocks(stored, w.k, row, raw[row], to);
+      pack_channel(w.k, row, raw[row], to);
   }
 }
 
