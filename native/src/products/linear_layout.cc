@@ -243,12 +243,12 @@ PackBlock block_packer(Format stored) {
   }
 }
 
-// Block by block, so that what all rows write to stays in the nearest cache.
+// Row by row: reading the file in order outweighs what writing to each line of a panel again for every row costs.
 void pack_rows(Format stored, int64_t k, const uint8_t* const* raw, int64_t num_rows, uint8_t* panel) {
   const PackBlock pack = block_packer(stored);
   const size_t raw_bytes = raw_row_bytes(stored, stored_block(stored)), packed_bytes = block_bytes(stored);
-  for (int64_t block = 0; block < num_blocks(stored, k); ++block)
-    for (int64_t row = 0; row < num_rows; ++row) pack(raw[row] + block * raw_bytes, row, panel + block * packed_bytes);
+  for (int64_t row = 0; row < num_rows; ++row)
+    for (int64_t block = 0; block < num_blocks(stored, k); ++block) pack(raw[row] + block * raw_bytes, row, panel + block * packed_bytes);
 }
 
 void unpack_super(Format format, int64_t k, int64_t row, const uint8_t* panel, float* out) {
