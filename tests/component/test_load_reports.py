@@ -9,7 +9,7 @@ import pytest
 from recorded_links import RecordedLinks
 
 from relevo.core.baton import SampledToken
-from relevo.core.events import StepCosts, TokenOutput, WireRefusal, WorkerLoad
+from relevo.core.events import ExpertLoads, StepCosts, TokenOutput, WireRefusal, WorkerLoad
 from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import KVRefusal
 from relevo.core.plan import StepPlan
@@ -21,6 +21,7 @@ from relevo.policy.perf.model_work import ModelWork
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
 from relevo.policy.worker.scheduler import Scheduler, StepOutcome
+from relevo.wire.messages import ExpertReport
 
 ONE, TWO = PeerId(0), PeerId(1)
 REQUEST = EngineRequest(request_id=RequestId("r"), prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1, seed=0))
@@ -37,6 +38,7 @@ class CountingScheduler:
 
     def __init__(self) -> None:
         self.num_loads = 0
+        self.requests: dict[str, object] = {}
 
     def load(self, costs: StepCosts) -> WorkerLoad:
         self.num_loads += 1
@@ -148,3 +150,20 @@ def test_a_step_counts_its_seconds_and_what_it_multiplied_and_read(reports: Load
     assert counters.busy_s == 0.5
     assert counters.product_ops == 2 * 2 * (4 * 50 + 1 * 30 + num_pairs * 4)
     assert counters.read_bytes == 2 * (1000 + (10 + 7) * 10)
+
+
+def test_tokens_of_experts_are_told_when_nothing_runs_and_seldom_else(
+    reports: LoadReports, scheduler: CountingScheduler, links: RecordedLinks
+) -> None:
+    """Red when each step pays for thousands of numbers, or when the last steps of all are never told."""
+    scheduler.requests = {"r": object()}
+    reports.expert_loads = lambda: ExpertLoads(layers=(0,), tokens=((reports.num_steps, 0),))
+    for _ in range(600):
+        reports.num_steps += 1
+        reports.publish()
+    assert told(links) == [(ONE, "ExpertReport"), (TWO, "ExpertReport")] * 2
+    scheduler.requests = {}
+    reports.publish()
+    reports.publish()
+    assert told(links)[4:] == [(ONE, "ExpertReport"), (TWO, "ExpertReport")]
+    assert links.told[-1][1] == ExpertReport(ExpertLoads(layers=(0,), tokens=((600, 0),)))

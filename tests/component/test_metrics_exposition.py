@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from relevo.core.baton import PrefillFacts
-from relevo.core.events import StepCosts, StepCounters, WorkerLimits, WorkerLoad
+from relevo.core.events import ExpertLoads, StepCosts, StepCounters, WorkerLimits, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
@@ -168,7 +168,8 @@ def test_every_row_of_the_table_is_exported_with_its_labels() -> None:
     scrape.metrics.show_plans(lambda: [Planner()])
     scrape.metrics.show_cluster(Cluster())
     limits = WorkerLimits(product_ops_per_s=1.0, read_bytes_per_s=1.0)
-    samples = scrape.samples(worker(load=WorkerLoad(num_total_blocks=4, num_free_blocks=4), limits=limits))
+    load, loads = WorkerLoad(num_total_blocks=4, num_free_blocks=4), ExpertLoads(layers=(1,), tokens=((2,),))
+    samples = scrape.samples(worker(load=load, limits=limits, expert_loads=loads))
     labels_of = {name: {label.partition("=")[0] for label in labels} for name, labels in samples}
     for metric in (each for each in TABLE if each.origin is not Origin.GATEWAYS):
         name = metric.name + ("_count" if metric.kind is Kind.HISTOGRAM else "")
@@ -364,6 +365,18 @@ def test_worker_counters_never_fall(lives: list[list[int]], data: st.DataObject)
                 assert collected(series, "vllm:generation_tokens_total", seen) == done + counted
         assert collected(series, "relevo:worker_restarts_total", worker(epoch=epoch)) == epoch - 1
         done += counted
+
+
+def test_tokens_of_experts_never_fall() -> None:
+    """As of other counters; a gateway may have heard nothing of an incarnation yet."""
+    series, name = WorkerSeries(), "relevo:expert_tokens_total"
+    lives = (((5, 0), 5), ((), 5), ((5, 2), 7)), (((), 7), ((1, 1), 9))
+    for epoch, life in enumerate(lives, start=1):
+        for tokens, expected in life:
+            loads = ExpertLoads(layers=(3,), tokens=(tokens,)) if tokens else ExpertLoads()
+            assert collected(series, name, worker(epoch=epoch, expert_loads=loads)) == expected
+    (family,) = (each for each in series.collect() if name.startswith(each.name))
+    assert {(s.labels["layer"], s.labels["expert"], s.value) for s in family.samples} == {("3", "0", 6), ("3", "1", 3)}
 
 
 def test_the_largest_step_is_that_of_the_present_incarnation() -> None:

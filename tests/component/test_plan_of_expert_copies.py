@@ -53,6 +53,23 @@ def test_what_copies_bring_is_said(model: str, tmp_path: Path) -> None:
     assert "placed by load, with 8 copies, 1.0" in " ".join(found[1]["said"].split())
 
 
+def test_loads_are_read_from_what_a_server_says(model: str, tmp_path: Path) -> None:
+    """/metrics as it is saved: those of all workers together, layers as the model has them."""
+    own, said = 'model_name="m",role="unified"', "relevo:expert_tokens_total"
+    lines = [
+        f'{said}{{{own},worker="{worker}",layer="{layer}",expert="{expert}"}} {100.0 if expert == 0 else 1.0}'
+        for worker in "ab"
+        for layer in range(24)
+        for expert in range(32)
+    ]
+    saved, listed = tmp_path / "metrics.txt", tmp_path / "loads.json"
+    saved.write_text("\n".join(("# HELP something else", "up 1", *reversed(lines), "")))
+    listed.write_text(json.dumps([[200, *[2] * 31]] * 24))
+    found = [planned(model, tmp_path, "--expert-loads", str(path)) for path in (saved, listed)]
+    waits = [each["layouts"][0]["expert_waits"] for each in found]
+    assert waits[0] == waits[1] and waits[0]["in_order"] > 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -83,6 +100,10 @@ def test_what_cannot_be(model: str, tmp_path: Path, arguments: tuple[str, ...], 
         (json.dumps([["x"] * 32] * 24), "has 'x', which is no count of tokens"),
         (json.dumps([[True] * 32] * 24), "has 'True', which is no count of tokens"),
         ("nonsense", "cannot be read"),
+        ('relevo:expert_tokens_total{layer="0",expert="0"} 1', "is 1 of them"),
+        ('relevo:expert_tokens_total{layer="0"} 1', "cannot be read: 'expert'; save /metrics anew"),
+        ('relevo:expert_tokens_total{layer="x",expert="0"} 1', "save /metrics anew"),
+        ('relevo:expert_tokens_total{layer="0",expert="0"} NaN', "save /metrics anew"),
     ],
 )
 def test_files_that_are_none(model: str, tmp_path: Path, written: str, words: str) -> None:

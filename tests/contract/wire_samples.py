@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relevo.core.baton import Baton, PrefillFacts, SampledToken, SampleState
-from relevo.core.events import StepCosts, StepCounters, TokenOutput, WorkerLoad
+from relevo.core.events import ExpertLoads, StepCosts, StepCounters, TokenOutput, WorkerLoad
 from relevo.core.handoff import Ability, KVEndpoint, KVPath, KVSite, Link, Reach
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout, Reservation
@@ -92,6 +92,7 @@ SAMPLES = (
     wire.Preempted((RID,)),
     wire.Fenced(WID, 3, 2),
     wire.Orphans((RID,)),
+    wire.ExpertReport(ExpertLoads(layers=(1, 3), tokens=((2**40, 0), (1, 2)))),
     wire.LoadReport(LOAD, COUNTERS),
     wire.CacheEvents(7, (b"\x00" * 16, b"\xff" * 16), (b"ab" * 8,)),
     wire.CacheSnapshot(7, (b"\x00" * 16,)),

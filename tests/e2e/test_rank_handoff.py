@@ -223,9 +223,12 @@ def test_experts_that_lie_whole_on_ranks(model: str) -> None:
     with worker(d, (1, 1), enable_expert_parallel=True) as one:
         blocks = whole_tables(one.runner.layout)
         expected = decode(one, blocks, prefill(one, blocks)), content(one.arena, blocks)
+        counted = one.expert_loads() if one.expert_loads else None
     with worker(p, (2, 1), enable_expert_parallel=True) as two:
         found = decode(two, blocks, prefill(two, blocks)), content(two.arena, blocks)
+        assert two.expert_loads is not None and two.expert_loads() == counted, "all tokens, whoever has their experts"
     assert found == expected
+    assert counted is not None and set(map(sum, counted.tokens)) == {3 * (len(PROMPT) + NUM_OUTPUTS - 1)}
 
 
 def hands_over(model: str, name: str, of_p: Shape, of_d: Shape, sizes: Sizes = (16, 16)) -> None:

@@ -188,7 +188,7 @@ class PagedDecoder:
         ops = make_ops(backend, dtype)
         load, longest = spec_of(files.config).load, max_model_len or files.config.max_position
         self.decoder = load(files.config, files.tensors(), ops, longest)
-        layout = small_layout(files.config, dtype)
+        self.layout = layout = small_layout(files.config, dtype)
         self.memory = bytearray(num_blocks * layout.bytes_per_block)
         if noise and dtype == "float32":
             np.frombuffer(self.memory, dtype=np.float32)[:] = np.nan

@@ -307,9 +307,10 @@ void bind_operations(nb::class_<Program>& program) {
          bool is_sigmoid, bool normalises, float scale, int64_t num_groups, int64_t num_used_groups,
          const VectorWeight* logit_bias, const std::vector<const VectorWeight*>& gate_up_bias,
          const std::vector<const VectorWeight*>& down_bias, const std::string& activation, float alpha, float limit,
-         bool weighs_inputs, int64_t group_sum_of, int64_t first_expert) {
+         bool weighs_inputs, int64_t group_sum_of, int64_t first_expert, std::optional<Output<int64_t>> counts) {
         const int64_t count = router->n;
         require(!gate_up.empty() && down.size() == gate_up.size(), "every expert needs two matrices");
+        require(!counts || static_cast<int64_t>(counts->size()) == count, "every expert needs a count");
         std::vector<Matrix> up, back;
         for (const Matrix* matrix : gate_up) up.push_back(*matrix);
         for (const Matrix* matrix : down) back.push_back(*matrix);
@@ -318,13 +319,13 @@ void bind_operations(nb::class_<Program>& program) {
                              copies_of(down_bias), activation_of(activation, alpha, limit), weighs_inputs,
                              {count, num_active, is_sigmoid, normalises, scale, num_groups, num_used_groups,
                               group_sum_of},
-                             first_expert});
+                             first_expert, counts ? counts->data() : nullptr});
       },
-      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
+      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), nb::keep_alive<1, 24>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
       "gate_up"_a, "down"_a, "num_active"_a, "is_sigmoid"_a, "normalises"_a, "scale"_a, "num_groups"_a,
       "num_used_groups"_a, "logit_bias"_a = nb::none(), "gate_up_bias"_a = std::vector<const VectorWeight*>(),
       "down_bias"_a = std::vector<const VectorWeight*>(), "activation"_a = "silu", "alpha"_a = 1.0f, "limit"_a = 0.0f,
-      "weighs_inputs"_a = false, "group_sum_of"_a = 2, "first_expert"_a = 0);
+      "weighs_inputs"_a = false, "group_sum_of"_a = 2, "first_expert"_a = 0, "counts"_a = nb::none());
   program.def(
       "multiply_heads",
       [](Program& self, Columns in, Columns out, const std::vector<const Matrix*>& matrices) {

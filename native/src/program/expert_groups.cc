@@ -21,6 +21,10 @@ void ExpertGroups::start(int64_t num_rows, int64_t num_active) {
   weights_.resize(chosen_.size());
 }
 
+void ExpertGroups::count(int64_t* counts) const {
+  for (const int32_t expert : chosen_) ++counts[expert];
+}
+
 void ExpertGroups::sort(int64_t first_expert, int64_t num_experts) {
   const auto is_here = [=](int64_t expert) { return expert >= first_expert && expert < first_expert + num_experts; };
   size_t num_pairs = 0;

@@ -22,6 +22,8 @@ class ExpertGroups {
   void start(int64_t num_rows, int64_t num_active);
   int32_t* chosen(int64_t row) { return &chosen_[static_cast<size_t>(row * num_active_)]; }
   float* weights(int64_t row) { return &weights_[static_cast<size_t>(row * num_active_)]; }
+  // Add how many tokens chose each expert, wherever that is; called by one thread, when all rows have their experts.
+  void count(int64_t* counts) const;
   // Sort the pairs whose experts are among [first_expert, first_expert + num_experts); called by one thread, when all
   // rows have their experts.
   void sort(int64_t first_expert, int64_t num_experts);

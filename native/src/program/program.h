@@ -91,6 +91,7 @@ struct Experts {
   bool weighs_inputs;  // instead of what experts give
   RoutingRule rule;
   int64_t first_expert = 0;  // of those whose matrices are here; what the others make of a token is left out
+  int64_t* counts = nullptr;  // by expert, of all: tokens that chose it are added; null: they are not counted
 };
 
 // Norms of q's and k's heads (if any), rotation (if any), the writes into the cache, then attention.

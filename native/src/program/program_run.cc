@@ -396,6 +396,7 @@ class Walker {
     }
     barrier();
     if (thread_ == 0) {
+      if (experts.counts != nullptr) groups.count(experts.counts);
       groups.sort(experts.first_expert, static_cast<int64_t>(experts.gate_up.size()));
       up.plan(groups, experts.gate_up, experts.gate_up_bias, engine_.linear, num_threads_);
       down.plan(groups, experts.down, experts.down_bias, engine_.linear, num_threads_);

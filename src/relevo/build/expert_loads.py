@@ -1,4 +1,4 @@
-"""The file of `--expert-loads`: how many tokens passed each expert of each layer."""
+"""The file of `--expert-loads`: how many tokens passed each expert of each layer, as a list or as a server says it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from relevo.build.documents import read_document
+from relevo.build.documents import read_document, read_text
 from relevo.core.errors import SettingsError
 from relevo.policy.perf.model_shape import ModelShape
+from relevo.telemetry.metric_table import EXPERT_TOKENS
 
 _FLAG = "--expert-loads"
+_SERIES = EXPERT_TOKENS
 
 
 def read_expert_loads(path: Path, shape: ModelShape) -> tuple[tuple[float, ...], ...]:
     """By layer with experts, as the model has them in order. Raises SettingsError."""
     if shape.experts is None:
         raise SettingsError(f"{_FLAG} are of experts, and {shape.name} has none; leave it out")
-    layers = read_document(str(path), _FLAG)
+    text = read_text(str(path), _FLAG)
+    layers = _counted(text, path) if _SERIES in text else read_document(str(path), _FLAG)
     num_layers, num_experts = shape.experts.num_layers, shape.experts.num_experts
     if not isinstance(layers, list) or len(layers) != num_layers:
         found = f"{len(layers)} of them" if isinstance(layers, list) else "no list"
@@ -25,6 +28,25 @@ def read_expert_loads(path: Path, shape: ModelShape) -> tuple[tuple[float, ...],
             f"{_FLAG} {path} must be a list of {num_layers} layers with experts, and is {found}; mend it"
         )
     return tuple(_loads(layer, place, num_experts, path) for place, layer in enumerate(layers))
+
+
+def _counted(exposition: str, path: Path) -> list[list[int]]:
+    """What a server's /metrics says, all its workers together. Raises SettingsError."""
+    from prometheus_client.parser import text_string_to_metric_families  # for this kind of file only
+
+    lines = [line for line in exposition.splitlines() if line.startswith(_SERIES + "{")]
+    counts: dict[tuple[int, int], int] = {}
+    try:
+        for family in text_string_to_metric_families("\n".join((*lines, ""))):
+            for sample in family.samples:
+                place = int(sample.labels["layer"]), int(sample.labels["expert"])
+                counts[place] = counts.get(place, 0) + int(sample.value)
+    except (ValueError, KeyError, OverflowError) as error:
+        raise SettingsError(
+            f"{_FLAG} {path}: the series {_SERIES} cannot be read: {error}; save /metrics anew"
+        ) from error
+    layers = sorted({layer for layer, _ in counts})
+    return [[counts[place] for place in sorted(counts) if place[0] == layer] for layer in layers]
 
 
 def _loads(layer: Any, place: int, num_experts: int, path: Path) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ from relevo.build.stages import stage_layers
 from relevo.build.start_phases import StartPhases
 from relevo.build.vocabulary import grammar_vocabulary
 from relevo.core.errors import SettingsError
-from relevo.core.events import StepCosts, WorkerLimits
+from relevo.core.events import ExpertLoads, StepCosts, WorkerLimits
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVLayout
 from relevo.core.ports import ModelRunner
@@ -88,6 +88,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         compute_on=built.compute_on,
         grammars=grammars,
         work=built.work,
+        expert_loads=built.expert_loads,
     )
     costs.computes_on(len(config.cores))
     server.on_connect = loop.hello
@@ -123,6 +124,7 @@ class Built(NamedTuple):
     compute_on: Callable[[Sequence[int]], bool]
     work: ModelWork
     limits: WorkerLimits
+    expert_loads: Callable[[], ExpertLoads] | None = None  # None: the model has no experts
     ranks: RankProcesses | None = None  # None: this process computes all layers
 
 
@@ -200,6 +202,7 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     costs = StepCostModel()
     for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):
         costs.observe(num_tokens, num_kv_tokens, step_s)
+    model.expert_counts.clear()  # of the steps that no request asked for
     phases.done("warm-up and step costs")
     work = model_work(files, config, arena.layout)
     limits = limits_at_start(config, work, operand(files, config))
@@ -211,7 +214,9 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
             ranked.use_cores(cores)
         return runner.use_cores(own_cores(config, cores))
 
-    return Built(runner, arena, costs, grammars, compute_on, work, limits, ranks)
+    counts = model.expert_counts
+    expert_loads = counts.loads if counts.layers else None
+    return Built(runner, arena, costs, grammars, compute_on, work, limits, expert_loads, ranks)
 
 
 def own_cores(config: WorkerConfig, cores: Sequence[int]) -> Sequence[int]:

@@ -104,6 +104,17 @@ class StepCounters:
     read_bytes: float = 0.0  # of memory, at least: the weights once per step, and the KV that rows see
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoads:
+    """How many tokens passed each expert since a worker's start, of requests and nothing else."""
+
+    layers: tuple[int, ...] = ()  # places in the model; of a worker of several stages, those of its last one
+    tokens: tuple[tuple[int, ...], ...] = ()  # of each of these, by expert
+
+
+NO_EXPERTS = ExpertLoads()
+
+
 class WorkerPort(StrEnum):
     """Where a worker is reached."""
 

@@ -6,11 +6,11 @@ every other one by a report. Does not know requests, nor when a turn ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from relevo.core.events import StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
+from relevo.core.events import ExpertLoads, StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
 from relevo.core.ids import PeerId
 from relevo.core.plan import StepPlan
 from relevo.kv.transport_set import TransportSet
@@ -21,6 +21,8 @@ from relevo.policy.worker.step_outcome import StepOutcome
 from relevo.wire import messages as wire
 from relevo.wire.gateway_links import GatewayLinks
 
+_EXPERTS_EVERY_STEPS = 256  # arbitrary: a large model has some ten thousand numbers
+
 
 @dataclass(slots=True)
 class LoadReports:
@@ -30,6 +32,7 @@ class LoadReports:
     links: GatewayLinks
     growing_bytes_per_token: int  # of KV, in the layers that keep every token
     work: ModelWork | None = None  # None: what steps read and multiply is not counted
+    expert_loads: Callable[[], ExpertLoads] | None = None  # None: the model has no experts
     num_steps: int = 0
     tail_bytes: int = 0  # that other workers received of windows, chunks and states
     num_prefill_tokens: int = 0
@@ -39,6 +42,7 @@ class LoadReports:
     product_ops: float = 0.0
     read_bytes: float = 0.0
     _noted_refusals: tuple[int, Mapping[str, int]] = (0, MappingProxyType({}))
+    _num_steps_at_experts: int = 0  # when these were last told
     _has_changed: bool = False
     _told: set[PeerId] = field(default_factory=set)  # since the last change
 
@@ -116,6 +120,16 @@ class LoadReports:
             self._report([peer for peer in self.links.peer_ids if peer not in self._told])
         self._has_changed = False
         self._told.clear()
+        if self.expert_loads is not None:
+            self._tell_experts(self.expert_loads)
+
+    def _tell_experts(self, loads: Callable[[], ExpertLoads]) -> None:
+        num_new = self.num_steps - self._num_steps_at_experts
+        if num_new >= _EXPERTS_EVERY_STEPS or (num_new and not self.core.num_requests):
+            self._num_steps_at_experts = self.num_steps
+            report = wire.ExpertReport(loads())
+            for peer in self.links.peer_ids:
+                self.links.send(peer, report)
 
     def _report(self, peers: Sequence[PeerId]) -> None:
         if peers:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from relevo.core.baton import SampledToken
 from relevo.core.decisions import Decide, Decision, unlogged
+from relevo.core.events import ExpertLoads
 from relevo.core.ids import PeerId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, ModelRunner
@@ -58,6 +59,7 @@ class EngineLoop:
     compute_on: Callable[[Sequence[int]], bool] = lambda cores: False  # from the next step; False: it has no cores
     grammars: Grammars = field(default_factory=no_grammars)  # also what the runner holds outputs to
     work: ModelWork | None = None  # of a step; None: not known
+    expert_loads: Callable[[], ExpertLoads] | None = None  # None: the model has no experts
     core: WorkerCore = field(init=False)
     reports: LoadReports = field(init=False)
     _cache_feed: CacheFeed = field(init=False)
@@ -71,7 +73,7 @@ class EngineLoop:
         self.core = WorkerCore(self.scheduler, {name: each.reach for name, each in self.transports.items()})
         layout = self.runner.layout
         told = self.core, self.costs, self.transports, self.links
-        self.reports = LoadReports(*told, layout.growing_bytes_per_token, self.work)
+        self.reports = LoadReports(*told, layout.growing_bytes_per_token, self.work, self.expert_loads)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
         self._outgoing = Outgoing(self.core, self.links, self.transports, layout, self.reports, self.decide)
         self._transfers = Transfers(self.core, self.transports, self._outgoing)

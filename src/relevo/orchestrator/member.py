@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
-from relevo.core.events import UNKNOWN_LIMITS, StepCounters, WorkerLimits, WorkerLoad
+from relevo.core.events import NO_EXPERTS, UNKNOWN_LIMITS, ExpertLoads, StepCounters, WorkerLimits, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.role import Role, RoleChange, parse_role
 from relevo.orchestrator.ports import WorkerLink
@@ -52,6 +52,7 @@ class Member:
     hello: wire.Hello | None = None  # of the present or last incarnation
     load: WorkerLoad = field(default_factory=WorkerLoad)
     counters: StepCounters = field(default_factory=StepCounters)
+    expert_loads: ExpertLoads = NO_EXPERTS  # as it said last
     is_ready: bool = False
     why_not_ready: str = "starting"
     unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its former blocks

@@ -24,7 +24,7 @@ import logging
 from collections.abc import Iterable
 
 from relevo.core.errors import WorkerLost
-from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.events import NO_EXPERTS, StepCounters, WorkerLoad
 from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.role import RoleChange
@@ -157,6 +157,7 @@ class Membership:
                 pid=member.hello.pid if member.hello is not None else 0,
                 load=member.load,
                 counters=member.counters,
+                expert_loads=member.expert_loads,
                 layout=member.hello.layout if member.hello is not None else None,
                 address=member.address,
                 box_id=member.hello.kv_site.box_id if member.hello is not None else "",
@@ -191,7 +192,7 @@ class Membership:
             self._let_go(member)  # it drops everything before it has another epoch
         member.hello, member.link, member.load = hello, link, hello.load
         member.ref = WorkerRef(worker_id, hello.epoch)
-        member.counters = StepCounters()
+        member.counters, member.expert_loads = StepCounters(), NO_EXPERTS
         member.liveness = Liveness.within(self._heartbeat_timeout_s)
         member.is_silent = member.is_leaving = False
         member.why_not_ready = "waiting for the other workers to let go of its former blocks"
@@ -343,6 +344,9 @@ class Membership:
             case wire.Orphans():
                 self._fence(member, message.request_ids)
                 self._all_fenced(member)
+                return
+            case wire.ExpertReport():
+                member.expert_loads = message.loads
                 return
             case wire.StepOutputs() | wire.LoadReport():
                 member.may_have_room = may_make_room(member.load, message.load)

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from relevo.core.events import UNKNOWN_LIMITS, StepCounters, TokenOutput, WorkerLimits, WorkerLoad
+from relevo.core.events import (
+    NO_EXPERTS,
+    UNKNOWN_LIMITS,
+    ExpertLoads,
+    StepCounters,
+    TokenOutput,
+    WorkerLimits,
+    WorkerLoad,
+)
 from relevo.core.kv import KVLayout
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
@@ -30,6 +38,7 @@ class WorkerStatus:
     pid: int
     load: WorkerLoad
     counters: StepCounters
+    expert_loads: ExpertLoads = NO_EXPERTS
     layout: KVLayout | None = None
     address: str = ""  # where gateways reach it
     box_id: str = ""  # of its machine

@@ -123,6 +123,8 @@ def _worker_gauge(name: str, help_text: str, labels: tuple[str, ...] = _WORKER) 
     return Metric(name=name, kind=Kind.GAUGE, origin=Origin.WORKERS, labels=labels, help=help_text)
 
 
+EXPERT_TOKENS = "relevo:expert_tokens_total"
+
 TABLE: tuple[Metric, ...] = (
     _of_requests("vllm:time_to_first_token_seconds", TTFT_BUCKETS_S, "Accepted to first output token written."),
     _of_requests("vllm:inter_token_latency_seconds", ITL_BUCKETS_S, "Gaps between consecutive output tokens."),
@@ -406,6 +408,12 @@ TABLE: tuple[Metric, ...] = (
         "Memory that steps had to read: the weights once each, and the KV of the context; over "
         "relevo:worker_read_limit_bytes_per_second its rate is the utilisation of decode.",
         _OWN,
+    ),
+    _worker_count(
+        EXPERT_TOKENS,
+        "Tokens that passed an expert, by its layer's place in the model; of a worker of several pipeline stages in "
+        "the layers of the last one. As of when nothing ran, or up to 256 steps ago.",
+        (*_OWN, "layer", "expert"),
     ),
     _worker_gauge(
         "relevo:worker_product_limit_ops_per_second",

@@ -13,9 +13,9 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from relevo.core.events import StepCounters, WireRefusal, WorkerLimits, WorkerLoad, WorkerPort, refused_key
+from relevo.core.events import ExpertLoads, StepCounters, WireRefusal, WorkerLimits, WorkerLoad, WorkerPort, refused_key
 from relevo.core.kv import KVLayout, KVRefusal
-from relevo.telemetry.metric_table import BY_NAME, TABLE, WAITING_REASONS, Kind, Metric, Origin
+from relevo.telemetry.metric_table import BY_NAME, EXPERT_TOKENS, TABLE, WAITING_REASONS, Kind, Metric, Origin
 
 _Family = GaugeMetricFamily | CounterMetricFamily
 
@@ -37,6 +37,8 @@ class WorkerView(Protocol):
     def load(self) -> WorkerLoad: ...
     @property
     def counters(self) -> StepCounters: ...
+    @property
+    def expert_loads(self) -> ExpertLoads: ...
     @property
     def layout(self) -> KVLayout | None: ...
     @property
@@ -75,11 +77,11 @@ class _Incarnations:
     former: dict[str, float] = field(default_factory=dict)
     present: dict[str, float] = field(default_factory=dict)
 
-    def observe(self, epoch: int, counters: StepCounters) -> None:
+    def observe(self, epoch: int, values: Iterable[tuple[str, float]]) -> None:
         if epoch not in (0, self.epoch):
             self.former = self.totals()
             self.epoch, self.present = epoch, {}
-        for name, value in _values(counters):
+        for name, value in values:
             # a new connection to the same incarnation shows zeros until its first report
             self.present[name] = max(self.present.get(name, 0), value)
 
@@ -94,11 +96,18 @@ def _values(counters: StepCounters) -> Iterator[tuple[str, float]]:
         yield from value.items() if isinstance(value, dict) else ((counter.name, value),)
 
 
+def _by_expert(loads: ExpertLoads) -> Iterator[tuple[str, float]]:
+    """By layer/expert."""
+    for layer, tokens in zip(loads.layers, loads.tokens, strict=True):
+        yield from ((f"{layer}/{expert}", count) for expert, count in enumerate(tokens))
+
+
 class WorkerSeries(Collector):
     """Turns the statuses of one scrape, by model name, into metric families."""
 
     def __init__(self) -> None:
         self._incarnations: dict[tuple[str, str], _Incarnations] = {}  # by model name and worker id
+        self._experts: dict[tuple[str, str], _Incarnations] = {}  # likewise, of workers whose model has any
         self._statuses: Mapping[str, StatusView] = {}
 
     def observe(self, statuses: Mapping[str, StatusView]) -> None:
@@ -107,7 +116,10 @@ class WorkerSeries(Collector):
         for model_name, status in statuses.items():
             for worker in status.workers:
                 incarnations = self._incarnations.setdefault((model_name, worker.worker_id), _Incarnations())
-                incarnations.observe(worker.epoch, worker.counters)
+                incarnations.observe(worker.epoch, _values(worker.counters))
+                if worker.expert_loads.layers:
+                    experts = self._experts.setdefault((model_name, worker.worker_id), _Incarnations())
+                    experts.observe(worker.epoch, _by_expert(worker.expert_loads))
 
     def totals(self, model_name: str, worker_id: str) -> Mapping[str, float]:
         """By the names of `core.events.StepCounters`, and `num_restarts`: what /metrics says of a worker that was
@@ -135,6 +147,10 @@ class WorkerSeries(Collector):
             for name, value in _gauges(worker).items():
                 _add(families, name, labels, value)
             incarnations = self._incarnations[model_name, worker.worker_id]
+            if (experts := self._experts.get((model_name, worker.worker_id))) is not None:
+                for place, num_tokens in experts.totals().items():
+                    layer, expert = place.split("/")
+                    _add(families, EXPERT_TOKENS, labels | {"layer": layer, "expert": expert}, num_tokens)
             for name, limit in _limits(worker.limits).items():
                 if limit is not None:
                     _add(families, name, labels, limit)

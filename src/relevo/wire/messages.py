@@ -22,14 +22,14 @@ from __future__ import annotations
 import msgspec
 
 from relevo.core.baton import Baton, KVTicket, SampleState
-from relevo.core.events import UNKNOWN_LIMITS, StepCounters, TokenOutput, WorkerLimits, WorkerLoad
+from relevo.core.events import UNKNOWN_LIMITS, ExpertLoads, StepCounters, TokenOutput, WorkerLimits, WorkerLoad
 from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite
 from relevo.core.ids import BlockHash, RequestId, WorkerId
 from relevo.core.kv import KVLayout, Reservation
 from relevo.core.request import EngineRequest
 from relevo.core.role import RoleChange
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -255,6 +255,13 @@ class LoadReport(Message, frozen=True, tag=True):
     counters: StepCounters
 
 
+class ExpertReport(Message, frozen=True, tag=True):
+    """Of a model with experts, to every gateway: when nothing runs after steps that did, and from time to time between.
+    Nothing follows from it but what operators see."""
+
+    loads: ExpertLoads
+
+
 class CacheEvents(Message, frozen=True, tag=True):
     """What became reusable by its content, and what was forgotten, since the batch numbered one less."""
 
@@ -308,6 +315,7 @@ ToGateway = (
     | Fenced
     | Orphans
     | LoadReport
+    | ExpertReport
     | CacheEvents
     | CacheSnapshot
     | Leaving

@@ -15,6 +15,7 @@ import numpy as np
 from relevo.core.model import ModelConfig
 from relevo.engine.inputs import StepInputs
 from relevo.engine.models.delta_weights import DeltaWeights
+from relevo.engine.models.expert_counts import ExpertCounts
 from relevo.engine.models.latent_attention import attend_latents
 from relevo.engine.models.rope import rope_frequencies
 from relevo.engine.models.slices import Share, Slice
@@ -72,6 +73,7 @@ class Decoder:
         self._local_turns = rope_frequencies(config.local_rope(), max_model_len)
         ones = np.ones(config.head_size, np.float32)
         self._unit_norm = ops.weight([HostTensor(ones, "float32")]) if config.unit_qk_norm else None
+        self.expert_counts = ExpertCounts.of_stage(config, stage)
         self._program = ops.program(self._trace, config.sliding_window, stage)
 
     @classmethod
@@ -191,7 +193,9 @@ class Decoder:
             own, config = layer.experts, part.config.experts
             assert own is not None and config is not None, "the layer has experts"
             first = config.held.start if config.held is not None else None
-            router = Router(own.router, own.bias, config.routing, own.logit_bias, first)
+            is_counted = part is self._slices[0].part  # all slices choose alike
+            counts = self.expert_counts.of_layer(index) if is_counted else None
+            router = Router(own.router, own.bias, config.routing, own.logit_bias, first, counts)
             return ops.experts(x, router, own.gate_up, own.down, own.biases, config.activation)
 
         def of_mlp(_: Slice, layer: LayerWeights) -> Buffer:

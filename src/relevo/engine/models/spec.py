@@ -18,6 +18,7 @@ from relevo.engine.models.weight_plan import Shapes
 
 if TYPE_CHECKING:
     from relevo.engine.inputs import StepInputs
+    from relevo.engine.models.expert_counts import ExpertCounts
     from relevo.engine.ops.protocol import Buffer, Hidden, HostTensor, Ops, StepLogits
 
 
@@ -27,6 +28,7 @@ class Model(Protocol):
     config: ModelConfig
     ops: Ops
     max_model_len: int
+    expert_counts: ExpertCounts  # of the layers that this process computes
 
     def forward(
         self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int], hidden: Hidden | None = None

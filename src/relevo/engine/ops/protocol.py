@@ -62,6 +62,7 @@ class Router:
     routing: Routing
     logit_bias: Buffer | None = None  # [experts] float32, of the scores
     first_expert: int | None = None  # of those whose matrices are here, in a row; None: all are
+    counts: npt.NDArray[np.int64] | None = None  # [experts]: tokens that chose each are added; None: not counted here
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class RankedModel:
         """`last`: of the last stage, its share of it. `group`: of that stage. `on_lost` is called where a rank has
         ended: the worker's KV is not whole any more, so it ends too."""
         self.config, self.ops, self.max_model_len = last.config, last.ops, last.max_model_len
+        self.expert_counts = last.expert_counts
         self._last, self._group, self._on_lost = last, group, on_lost
 
     def forward(

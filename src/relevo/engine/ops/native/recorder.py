@@ -156,6 +156,7 @@ class Recorder:
             **_activation(activation),
             "group_sum_of": routing.group_sum_of,
             **({} if first is None else {"first_expert": first}),
+            **({} if router.counts is None else {"counts": router.counts}),
         }
         self._add(Instruction("experts", {"in_": columns, "scores": scores, "out": out}, arguments, ("in_",)))
         return out

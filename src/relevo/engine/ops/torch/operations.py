@@ -107,6 +107,8 @@ class TorchOperations:
     ) -> torch.Tensor:
         logits = F.linear(x.float(), router.weight, router.logit_bias)
         chosen, weights = choose(logits, router.bias, router.routing)
+        if (counts := router.counts) is not None:
+            counts += torch.bincount(chosen.flatten(), minlength=len(counts)).cpu().numpy()
         out = torch.zeros_like(x)
         first = router.first_expert or 0
         for expert in sorted(set(chosen.flatten().tolist()) & set(range(first, first + len(gate_up)))):
