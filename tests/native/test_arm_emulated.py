@@ -21,8 +21,8 @@ INSTRUCTIONS = {  # as native/CMakeLists.txt has them
     "i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
 }
 CHOICE = (  # what a choice of path needs besides products: each path tries all its kernels
-    *("cpu", "linear", "linear_proof", "rows_proof", "attention_proof"),
-    *(f"{unit}{path}" for unit in ("attention", "elementwise", "sampling") for path in ("", "_portable", "_neon")),
+    *("cpu", "linear", "linear_proof", "rows_proof", "attention_proof", "delta_proof"),
+    *(f"{unit}{path}" for unit in ("attention", "elementwise", "sampling", "gated_delta") for path in ("", "_portable", "_neon")),
 )
 
 pytestmark = [

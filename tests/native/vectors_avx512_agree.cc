@@ -10,6 +10,7 @@
 
 #include "attention/attention_proof.h"
 #include "rows/rows_proof.h"
+#include "states/delta_proof.h"
 
 namespace relevo {
 const AttentionKernels& attention_kernels_portable();
@@ -18,7 +19,11 @@ const ElementwiseKernels& elementwise_kernels_portable();
 const ElementwiseKernels& elementwise_kernels_avx512();
 const SamplingKernels& sampling_kernels_portable();
 const SamplingKernels& sampling_kernels_avx512();
-const AttentionKernels& attention_kernels_avx2() { return attention_kernels_portable(); }  // nobody asks for it here
+const DeltaKernels& delta_kernels_portable();
+const DeltaKernels& delta_kernels_avx512();
+// Nobody asks for these here.
+const AttentionKernels& attention_kernels_avx2() { return attention_kernels_portable(); }
+const DeltaKernels& delta_kernels_avx2() { return delta_kernels_portable(); }
 }  // namespace relevo
 
 namespace {
@@ -56,6 +61,14 @@ void spoilt_norm(const float* x, int64_t x_stride, const float* weight, int64_t 
   elementwise_kernels_avx512().rms_norm(x, x_stride, weight, size, eps, out, out_stride, first, end);
   out[size - 1] += 1e-5f;
 }
+void spoilt_head(const DeltaRule& rule, const DeltaRow& row, int64_t key_head, float* scratch) {
+  delta_kernels_avx512().head(rule, row, key_head, scratch);
+  row.out[rule.sizes.num_values() - 1] += 0.01f;
+}
+void forgetful_head(const DeltaRule& rule, const DeltaRow& row, int64_t key_head, float* scratch) {
+  delta_kernels_avx512().head(rule, row, key_head, scratch);
+  if (row.num_tokens == 1 && key_head == 0) row.state[1] ^= 1;
+}
 void spoilt_weights(const float* logits, int64_t size, float peak, float scale, float* weights) {
   sampling_kernels_avx512().weights(logits, size, peak, scale, weights);
   weights[size - 1] = std::nextafter(weights[size - 1], 1.0f);
@@ -77,13 +90,16 @@ bool proofs_hold() {
               "float16 cache: a query alone") &&
          says(with_attention({attention.path, attention.store, attention.attend, spoilt_merge}),
               "float32 cache: a context in pieces") &&
-         says(elementwise_defect({elementwise.path, spoilt_norm, elementwise.add, elementwise.activate, elementwise.rope},
+         says(elementwise_defect({elementwise.path, spoilt_norm, elementwise.add, elementwise.activate, elementwise.gate, elementwise.rope},
                                  elementwise_kernels_portable()),
               "gives wrong norms") &&
          says(sampling_defect({sampling.path, sampling.summary, spoilt_weights, sampling.bounds, sampling.hopeful,
                                sampling.mask},
                               sampling_kernels_portable()),
-              "gives wrong weights to draw by");
+              "gives wrong weights to draw by") &&
+         says(delta_defect(delta_kernels_avx512(), delta_kernels_portable()), "") &&
+         says(delta_defect({Path::avx512, spoilt_head}, delta_kernels_portable()), "gives wrong results of states") &&
+         says(delta_defect({Path::avx512, forgetful_head}, delta_kernels_portable()), "where rows are cut");
 }
 
 // ---- Attention over more shapes.

@@ -61,6 +61,17 @@ void silu_mul(const std::string& path, ConstMatrix x, int64_t size, Matrix out, 
   kernels(path).activate({}, x.data(), width(x), size, out.data(), width(out), first, end);
 }
 
+void gate(const std::string& path, ConstMatrix x, ConstMatrix scores, bool is_silu, int64_t size, Matrix out,
+          int64_t first, int64_t end) {
+  require_rows(first, end, x);
+  require(rows(scores) >= end && rows(out) >= end, "scores or out has fewer rows than asked for");
+  require(size >= 0 && size <= width(x) && size <= width(out), "size is more than a row of x or out holds");
+  const bool has_one_score = width(scores) == 1;
+  require(has_one_score || size <= width(scores), "a row of scores has neither one nor as many as asked for");
+  kernels(path).gate(x.data(), width(x), scores.data(), width(scores), has_one_score, is_silu, size, out.data(),
+                     width(out), first, end);
+}
+
 void rope(const std::string& path, Matrix x, int64_t num_heads, ConstMatrix cos, ConstMatrix sin, int64_t first,
           int64_t end) {
   const int64_t head_size = 2 * width(cos);
@@ -88,6 +99,9 @@ void bind_elementwise(nb::module_& module) {
   module.def("silu_mul", &silu_mul, nb::arg("path"), nb::arg("x").noconvert(), nb::arg("size"),
              nb::arg("out").noconvert(), nb::arg("first"), nb::arg("end"),
              "out[t, :size] = silu(x[t, :size]) * x[t, size : 2 * size]");
+  module.def("gate", &gate, nb::arg("path"), nb::arg("x").noconvert(), nb::arg("scores").noconvert(),
+             nb::arg("is_silu"), nb::arg("size"), nb::arg("out").noconvert(), nb::arg("first"), nb::arg("end"),
+             "out[t, :size] = x[t, :size] * sigmoid or silu of scores[t, :size], or of scores[t, 0].");
   module.def("rope", &rope, nb::arg("path"), nb::arg("x").noconvert(), nb::arg("num_heads"),
              nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("first"), nb::arg("end"),
              "Rotate the heads of x[t] in place; dimension i pairs with i + head_size / 2.");

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -135,39 +136,63 @@ VectorWeight make_vector(const std::string& stored_name, const Array1<uint8_t>& 
 
 // ---- the cache ----------------------------------------------------------------------------------------------------
 
+// (layers, bytes of a sequence in one of them), of a group of states
+using StateGroup = std::pair<std::vector<int64_t>, size_t>;
+
+// Notes of each layer of a group the group and the layer's place in it; `taken`: layers of any group.
+void note_places(const std::vector<int64_t>& numbers, size_t group, std::vector<bool>& taken,
+                 std::vector<int64_t>& groups, std::vector<int64_t>& places) {
+  for (size_t place = 0; place < numbers.size(); ++place) {
+    const int64_t layer = numbers[place];
+    require(layer >= 0 && layer < static_cast<int64_t>(taken.size()) && !taken[static_cast<size_t>(layer)],
+            "every layer is in one group, and they are numbered from 0 on");
+    taken[static_cast<size_t>(layer)] = true;
+    groups[static_cast<size_t>(layer)] = static_cast<int64_t>(group);
+    places[static_cast<size_t>(layer)] = static_cast<int64_t>(place);
+  }
+}
+
 // `layers_of_groups`: of each KV group the layers whose numbers are in its blocks; none: one group of all.
-LayerPlaces places_of(const std::vector<std::vector<int64_t>>& layers_of_groups, int64_t num_layers) {
+LayerPlaces places_of(const std::vector<std::vector<int64_t>>& layers_of_groups, const std::vector<StateGroup>& states,
+                      const KVCache& cache) {
   LayerPlaces layers;
+  require(states.empty() || !layers_of_groups.empty(), "beside states, the layers of every group are listed");
   if (layers_of_groups.empty()) return layers;
   layers.num_groups = static_cast<int64_t>(layers_of_groups.size());
   size_t count = 0;
   for (const auto& group : layers_of_groups) count += group.size();
-  layers.groups.assign(count, -1);
-  layers.places.assign(count, -1);
+  for (const auto& [numbers, state_bytes] : states) count += numbers.size();
+  std::vector<bool> taken(count);
+  for (auto* each : {&layers.groups, &layers.places, &layers.states.groups, &layers.states.places}) {
+    each->assign(count, -1);
+  }
   for (size_t group = 0; group < layers_of_groups.size(); ++group) {
     const auto& numbers = layers_of_groups[group];
-    require(static_cast<int64_t>(numbers.size()) <= num_layers, "a block does not have room for the layers of a group");
-    for (size_t place = 0; place < numbers.size(); ++place) {
-      const int64_t layer = numbers[place];
-      require(layer >= 0 && layer < static_cast<int64_t>(count) && layers.groups[static_cast<size_t>(layer)] < 0,
-              "every layer is in one group, and they are numbered from 0 on");
-      layers.groups[static_cast<size_t>(layer)] = static_cast<int64_t>(group);
-      layers.places[static_cast<size_t>(layer)] = static_cast<int64_t>(place);
-    }
+    require(static_cast<int64_t>(numbers.size()) <= cache.num_layers,
+            "a block does not have room for the layers of a group");
+    note_places(numbers, group, taken, layers.groups, layers.places);
+  }
+  for (const auto& [numbers, state_bytes] : states) {
+    require(state_bytes >= 1 && state_bytes <= cache.block_bytes(), "a block does not have room for a state");
+    note_places(numbers, layers.states.state_bytes.size(), taken, layers.states.groups, layers.states.places);
+    layers.states.state_bytes.push_back(state_bytes);
   }
   return layers;
 }
 
 BoundCache make_cache(Bytes memory, const std::string& dtype, int64_t num_blocks, int64_t num_layers,
                       int64_t num_kv_heads, int64_t block_size, int64_t head_size, bool is_latent,
-                      const std::vector<std::vector<int64_t>>& layers_of_groups) {
+                      const std::vector<std::vector<int64_t>>& layers_of_groups,
+                      const std::vector<StateGroup>& states) {
   require(num_blocks >= 1 && num_layers >= 1 && num_kv_heads >= 1 && block_size >= 1 && head_size >= 1,
           "every size of a cache is at least 1");
   KVCache cache{memory.data(), kv_type_named(dtype), num_blocks, num_layers, num_kv_heads, block_size, head_size};
   cache.is_latent = is_latent;
+  require(states.empty() || (cache.type != KVType::i8 && !is_latent),
+          "states lie beside keys and values of floats, not of int8, and not beside latents");
   require(!is_latent || cache.type != KVType::i8, "a cache of latents cannot be stored as int8");
   require(memory.shape(0) >= static_cast<size_t>(num_blocks) * cache.block_bytes(), "the memory is too small");
-  return {cache, places_of(layers_of_groups, num_layers), memory};
+  return {cache, places_of(layers_of_groups, states, cache), memory};
 }
 
 // What layers [first, end) of the model have in these blocks, of each KV group its own.
@@ -230,6 +255,23 @@ std::vector<Vector> copies_of(const std::vector<const VectorWeight*>& weights) {
   std::vector<Vector> copies;
   for (const VectorWeight* weight : weights) copies.push_back(weight->values);
   return copies;
+}
+
+// [C, kernel size] -> [kernel size, C]
+Vector by_tap(const Vector& weights, int64_t kernel_size) {
+  const size_t taps = kernel_size > 0 ? static_cast<size_t>(kernel_size) : 1, width = weights.size() / taps;
+  require(width * taps == weights.size(), "a convolution needs a weight for each column and token");
+  Vector turned(weights.size());
+  for (size_t column = 0; column < width; ++column) {
+    for (size_t tap = 0; tap < taps; ++tap) turned[tap * width + column] = weights[column * taps + tap];
+  }
+  return turned;
+}
+
+Vector minus_exp(const Vector& logarithms) {
+  Vector values;
+  for (const float logarithm : logarithms) values.push_back(-std::exp(logarithm));
+  return values;
 }
 
 // Rows of a buffer as an array, for as long as the call that gets it.
@@ -345,6 +387,28 @@ void bind_operations(nb::class_<Program>& program) {
       nb::keep_alive<1, 11>(), "q"_a, "rotated"_a, "latent"_a, "key"_a, "out"_a, "num_heads"_a, "latent_size"_a,
       "key_size"_a, "layer"_a, "gain"_a.none(), "eps"_a, "angles"_a, "scale"_a);
   program.def(
+      "pass_states",
+      [](Program& self, Columns in, Columns gates, Columns out, int64_t layer, int64_t num_key_heads,
+         int64_t num_value_heads, int64_t key_size, int64_t value_size, int64_t kernel_size,
+         const VectorWeight& convolution, const VectorWeight& decay, const VectorWeight& decay_bias) {
+        const DeltaSizes sizes{num_key_heads, num_value_heads, key_size, value_size, kernel_size};
+        self.add(op::PassStates{view_of(in), view_of(gates), view_of(out), layer, sizes,
+                                by_tap(convolution.values, kernel_size), minus_exp(decay.values), decay_bias.values});
+      },
+      "in_"_a, "gates"_a, "out"_a, "layer"_a, "num_key_heads"_a, "num_value_heads"_a, "key_size"_a, "value_size"_a,
+      "kernel_size"_a, "convolution"_a, "decay"_a, "decay_bias"_a,
+      "`convolution` [C, kernel size], `decay` its logarithm, as checkpoints have them.");
+  program.def(
+      "gate",
+      [](Program& self, Columns in, Columns scores, Columns out, int64_t width, bool has_one_score, bool is_silu,
+         const VectorWeight* gain, float eps) {
+        const int64_t head_size = gain == nullptr ? 0 : static_cast<int64_t>(gain->values.size());
+        self.add(op::Gate{view_of(in), view_of(scores), view_of(out), width, has_one_score, is_silu,
+                          gain == nullptr ? nullptr : gain->values.data(), head_size, eps});
+      },
+      nb::keep_alive<1, 8>(), "in_"_a, "scores"_a, "out"_a, "width"_a, "has_one_score"_a = false, "is_silu"_a = false,
+      "gain"_a = nb::none(), "eps"_a = 0.0f);
+  program.def(
       "exchange",
       [](Program& self, Columns x, int64_t width, nb::callable call) {
         self.add(op::Exchange{view_of(x), width, [=](float* rows, int64_t num_rows, int64_t stride) {
@@ -388,7 +452,8 @@ double run(Program& program, const BoundCache& cache, const Array1<int64_t>& tok
               const Array1<int64_t>& offset_of_token, const Array1<int64_t>& row_first_token,
               const Array1<int64_t>& context_lengths, const GroupedIds& block_tables, int64_t sliding_window,
               const Array1<int64_t>& logit_tokens, Output<int64_t> best, Output<bool> finite,
-              const std::optional<Array2<float>>& taken, const std::optional<Given>& given) {
+              const std::optional<Array2<float>>& taken, const std::optional<Given>& given,
+              const std::vector<Array2<int64_t>>& state_blocks) {
   const size_t num_tokens = token_ids.shape(0), num_rows = context_lengths.shape(0);
   const size_t num_groups = static_cast<size_t>(cache.places.num_groups);
   require(positions.shape(0) == num_tokens && block_of_token.size() == num_groups * num_tokens &&
@@ -425,6 +490,10 @@ double run(Program& program, const BoundCache& cache, const Array1<int64_t>& tok
           "a step has room for the hidden states of all its tokens where a program gives them, and nowhere else");
   if (taken.has_value()) inputs.taken = taken->data();
   if (given.has_value()) inputs.given = given->data();
+  for (const auto& blocks : state_blocks) {
+    require(blocks.shape(0) == num_rows, "every row needs the blocks of its state");
+    inputs.states.push_back({blocks.data(), static_cast<int64_t>(blocks.shape(1))});
+  }
   const StepSummaries summaries{best.data(), finite.data()};
   nb::gil_scoped_release released;
   Turn turn(program.engine());
@@ -511,12 +580,13 @@ void bind_program(nb::module_& module) {
       .def("__init__",
            [](BoundCache* self, Bytes memory, const std::string& dtype, int64_t num_blocks, int64_t num_layers,
               int64_t num_kv_heads, int64_t block_size, int64_t head_size, bool is_latent,
-              const std::vector<std::vector<int64_t>>& layers_of_groups) {
+              const std::vector<std::vector<int64_t>>& layers_of_groups, const std::vector<StateGroup>& states) {
              new (self) BoundCache(make_cache(memory, dtype, num_blocks, num_layers, num_kv_heads, block_size,
-                                              head_size, is_latent, layers_of_groups));
+                                              head_size, is_latent, layers_of_groups, states));
            },
            "memory"_a, "dtype"_a, "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "block_size"_a, "head_size"_a,
-           "is_latent"_a = false, "layers_of_groups"_a = std::vector<std::vector<int64_t>>())
+           "is_latent"_a = false, "layers_of_groups"_a = std::vector<std::vector<int64_t>>(),
+           "states"_a = std::vector<StateGroup>())
       .def("clear", &clear_blocks, "blocks_of_groups"_a, "first"_a, "end"_a,
            "What layers [first, end) of the model have in blocks, of each KV group its own.")
       .def("copy", &copy_blocks, "copies"_a, "Whole blocks, (source, target), in order.");
@@ -526,7 +596,7 @@ void bind_program(nb::module_& module) {
   program.def("run", &run, "cache"_a, "token_ids"_a, "positions"_a, "block_of_token"_a,
               "offset_of_token"_a, "row_first_token"_a, "context_lengths"_a, "block_tables"_a, "sliding_window"_a,
               "logit_tokens"_a, "best"_a, "finite"_a, "taken"_a.noconvert() = nb::none(),
-              "given"_a.noconvert() = nb::none(),
+              "given"_a.noconvert() = nb::none(), "state_blocks"_a = nb::list(),
               "Compute a step into the first rows of logit_memory, best and finite; the seconds its operations took.");
   program.def("logit_memory", &logit_array, "num_rows"_a,
               "Where steps leave their logits: [at least num_rows, V], until a step needs more rows.");
@@ -540,7 +610,8 @@ void bind_program(nb::module_& module) {
   program.def_prop_ro("seconds_by_kind", [](const Program& self) {
     static const char* const names[] = {"embed", "rms_norm", "add",    "activate", "multiply",
                                         "rope",  "attend",   "compact", "logits",   "experts",
-                                        "multiply_heads", "attend_latents", "exchange", "take_hidden", "give_hidden"};
+                                        "multiply_heads", "attend_latents", "exchange", "take_hidden", "give_hidden",
+                                        "pass_states", "gate"};
     static_assert(std::size(names) == std::variant_size_v<Operation>);
     nb::dict seconds;
     for (size_t kind = 0; kind < std::size(names); ++kind) seconds[names[kind]] = self.seconds_by_kind()[kind];

@@ -10,6 +10,7 @@ void bind_elementwise(nanobind::module_& module);
 void bind_sampling(nanobind::module_& module);
 void bind_program(nanobind::module_& module);
 void bind_machine_limits(nanobind::module_& module);
+void bind_states(nanobind::module_& module);
 
 }  // namespace relevo
 
@@ -21,4 +22,5 @@ NB_MODULE(_native, module) {
   relevo::bind_sampling(module);
   relevo::bind_program(module);
   relevo::bind_machine_limits(module);
+  relevo::bind_states(module);
 }

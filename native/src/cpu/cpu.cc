@@ -7,6 +7,7 @@
 #include "attention/attention_proof.h"
 #include "products/linear_proof.h"
 #include "rows/rows_proof.h"
+#include "states/delta_proof.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -136,6 +137,7 @@ std::string defect_of(Path path) {
   if (defect.empty()) defect = attention_defect(attention_kernels(path), attention_kernels(Path::portable));
   if (defect.empty()) defect = elementwise_defect(elementwise_kernels(path), elementwise_kernels(Path::portable));
   if (defect.empty()) defect = sampling_defect(sampling_kernels(path), sampling_kernels(Path::portable));
+  if (defect.empty()) defect = delta_defect(delta_kernels(path), delta_kernels(Path::portable));
   return defect;
 }
 

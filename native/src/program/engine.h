@@ -12,6 +12,7 @@
 #include "products/weights.h"
 #include "rows/elementwise.h"
 #include "rows/sampling.h"
+#include "states/gated_delta.h"
 
 namespace relevo {
 
@@ -23,6 +24,7 @@ struct Engine {
         elementwise(elementwise_kernels(choice.path)),
         attention(attention_kernels(choice.path)),
         sampling(sampling_kernels(choice.path)),
+        states(delta_kernels(choice.path)),
         pool(cores) {}
 
   const PathChoice choice;
@@ -30,6 +32,7 @@ struct Engine {
   const ElementwiseKernels& elementwise;
   const AttentionKernels& attention;
   const SamplingKernels& sampling;
+  const DeltaKernels& states;
   ThreadPool pool;
   WeightRegion region;
   std::atomic<bool> busy{false};  // one caller at a time: the pool and the buffers are not shared

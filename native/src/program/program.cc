@@ -336,6 +336,9 @@ void Program::check_cache(const KVCache& cache, const LayerPlaces& places, const
            text(std::max(num_kv_heads_, end_kv_head_)) + " of " +
            text(head_size_));
   }
+  for (const auto& [layer, reach] : attending_) {
+    if (places.group_of(layer) < 0) refuse("the cache has no keys and values of layer " + text(layer));
+  }
   if (step.num_tokens < 1 || step.num_rows < 1) refuse("a step needs at least one row of one token");
   if (step.row_first_token[0] != 0 || step.row_first_token[step.num_rows] != step.num_tokens) {
     refuse("rows do not cover the tokens of the step");

@@ -17,6 +17,7 @@
 #include "program/engine.h"
 #include "program/expert_groups.h"
 #include "rows/routing.h"
+#include "states/state_places.h"
 
 namespace relevo {
 
@@ -124,6 +125,25 @@ struct AttendLatents {
   float scale;
 };
 
+// Each row goes on from its state, which it leaves changed.
+struct PassStates {
+  View in, gates, out;
+  int64_t layer;
+  DeltaSizes sizes;
+  Vector convolution;  // [kernel size, C]
+  Vector decay, decay_bias;  // as in DeltaRule
+};
+
+// The norm of x's heads (if any), times the sigmoid of scores, one for each number or one for all, or times their SiLU.
+struct Gate {
+  View in, scores, out;
+  int64_t width;
+  bool has_one_score, is_silu;
+  const float* gain;  // [head size], or null: there is no norm
+  int64_t head_size;
+  float eps;
+};
+
 // From here on only the tokens whose logits were asked for are computed: their rows of `buffers` move to the front.
 struct Compact {
   std::vector<int> buffers;
@@ -159,7 +179,7 @@ struct Exchange {
 
 using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::Activate, op::Multiply, op::Rope, op::Attend,
                                op::Compact, op::Logits, op::Experts, op::MultiplyHeads, op::AttendLatents,
-                               op::Exchange, op::TakeHidden, op::GiveHidden>;
+                               op::Exchange, op::TakeHidden, op::GiveHidden, op::PassStates, op::Gate>;
 
 // One step's inputs; the caller checks them (Program::check). All arrays stay the caller's.
 struct StepInputs {
@@ -170,12 +190,15 @@ struct StepInputs {
   int64_t num_logit_tokens;
   const float* taken = nullptr;  // [T, taken_width], of programs that take hidden states
   float* given = nullptr;        // [T, given_width], of programs that give them
+  std::vector<StateTable> states{};  // by group of states
 };
 
-// Where the layers of a model lie in the blocks of a cache: in which KV group, and at which place of its blocks.
+// Where the layers of a model lie in the blocks of a cache: in which KV group, and at which place of its blocks. A layer
+// that keeps a state is in none, -1.
 struct LayerPlaces {
   int64_t num_groups = 1;
   std::vector<int64_t> groups, places;  // by layer; empty: one group, with each layer at its own number
+  StatePlaces states;
   bool is_plain() const { return groups.empty(); }
   int64_t num_layers(const KVCache& cache) const {
     return is_plain() ? cache.num_layers : static_cast<int64_t>(groups.size());
@@ -281,12 +304,15 @@ class Program {
   void check(const op::AttendLatents& attend);
   void check(const op::TakeHidden& take);
   void check(const op::GiveHidden& give);
+  void check(const op::PassStates& pass);
+  void check(const op::Gate& gate);
   void note_layer(int64_t layer);
   void check(const op::Exchange& exchange);
   // The cache as layers of latents read it: its groups of heads are what threads share.
   KVCache shared_by_groups(const KVCache& cache) const;
   void check_cache(const KVCache& cache, const LayerPlaces& places, const AttentionStep& step) const;
   void check_group(const KVCache& cache, const LayerPlaces& places, const AttentionStep& step, int64_t group) const;
+  void check_states(const KVCache& cache, const LayerPlaces& places, const StepInputs& inputs) const;
   void check_tokens(const KVCache& cache, const LayerPlaces& places, const StepInputs& inputs) const;
   void make_room(int64_t num_tokens);
   // The team may have grown since the last step; what was sized for fewer threads is sized again by make_room.
@@ -308,6 +334,7 @@ class Program {
   AttentionStep step_of(const AttentionStep& step, const Reach& reach) const;
   std::vector<Reach> reaches_;
   std::vector<std::pair<int64_t, size_t>> attending_;  // (layer, place of its reach), of keys and values
+  std::vector<std::pair<int64_t, DeltaSizes>> passing_;  // (layer, sizes), of states
   std::vector<const Matrix*> matrices_;
   int64_t vocab_size_ = 0;
   int64_t num_embeddings_ = 0;

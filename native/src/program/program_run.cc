@@ -226,6 +226,49 @@ class Walker {
     barrier();
   }
 
+  void carry_out(const op::PassStates& pass) {
+    const DeltaRule rule{pass.sizes, step_.cache.type, pass.convolution.data(), pass.decay.data(),
+                         pass.decay_bias.data()};
+    const AttentionStep& step = step_.inputs.attention;
+    const int64_t num_heads = pass.sizes.num_key_heads;
+    const int64_t stride = program_.stride(pass.in), gates_stride = program_.stride(pass.gates);
+    const int64_t out_stride = program_.stride(pass.out);
+    Area& scratch = own(program_.own_heads_);
+    scratch.reserve(static_cast<size_t>(pass.sizes.scratch_floats()) * sizeof(float));
+    for (int64_t i; (i = take(step.num_rows * num_heads)) >= 0;) {
+      const int64_t row = i / num_heads, first = step.row_first_token[row];
+      const int64_t length = step.row_first_token[row + 1] - first;
+      const DeltaRow tokens{program_.column(pass.in) + first * stride,
+                            stride,
+                            program_.column(pass.gates) + first * gates_stride,
+                            gates_stride,
+                            program_.column(pass.out) + first * out_stride,
+                            out_stride,
+                            length,
+                            step.context_lengths[row] == length,
+                            step_.layers.states.find(step_.cache, step_.inputs.states, pass.layer, row)};
+      engine_.states.head(rule, tokens, i % num_heads, scratch.floats());
+    }
+    barrier();
+  }
+
+  void carry_out(const op::Gate& gate) {
+    const ElementwiseKernels& kernels = engine_.elementwise;
+    const float* in = program_.column(gate.in);
+    float* out = program_.column(gate.out);
+    const int64_t in_stride = program_.stride(gate.in), out_stride = program_.stride(gate.out);
+    share_rows(1, [&](int64_t first, int64_t end) {
+      for (int64_t row = first; row < end && gate.gain != nullptr; ++row) {
+        kernels.rms_norm(in + row * in_stride, gate.head_size, gate.gain, gate.head_size, gate.eps,
+                         out + row * out_stride, gate.head_size, 0, gate.width / gate.head_size);
+      }
+      kernels.gate(gate.gain == nullptr ? in : out, gate.gain == nullptr ? in_stride : out_stride,
+                   program_.column(gate.scores), program_.stride(gate.scores), gate.has_one_score, gate.is_silu,
+                   gate.width, out, out_stride, first, end);
+    });
+    barrier();
+  }
+
   void carry_out(const op::Compact& compact) {
     const int64_t num_kept = step_.inputs.num_logit_tokens;
     if (num_kept == num_rows_) return;
@@ -529,6 +572,7 @@ double Program::run(const KVCache& cache, const LayerPlaces& places, const StepI
                     const StepSummaries& summaries) {
   check_cache(cache, places, inputs.attention);
   check_tokens(cache, places, inputs);
+  check_states(cache, places, inputs);
   make_room_for_threads();
   make_room(inputs.attention.num_tokens);
   place_angles(inputs);

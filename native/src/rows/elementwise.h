@@ -28,6 +28,10 @@ struct ElementwiseKernels {
   // out[t, i] = activation of the gate x[t, i] and the value x[t, size + i] for i < size
   void (*activate)(const Activation& activation, const float* x, int64_t x_stride, int64_t size, float* out,
                    int64_t out_stride, int64_t first, int64_t end);
+  // out[t, i] = x[t, i] times the sigmoid (SiLU: and the score itself) of scores[t, i], or of scores[t, 0] for all i. x and
+  // out may be the same.
+  void (*gate)(const float* x, int64_t x_stride, const float* scores, int64_t scores_stride, bool has_one_score,
+               bool is_silu, int64_t size, float* out, int64_t out_stride, int64_t first, int64_t end);
   // Rotate the first `rotated` elements of heads in place: x[t] holds num_heads * head_size floats; dimension i pairs with
   // i + rotated / 2. cos and sin: [T, rotated / 2], row t for token t.
   void (*rope)(float* x, int64_t x_stride, int64_t num_heads, int64_t head_size, int64_t rotated, const float* cos,

@@ -107,6 +107,21 @@ struct Elementwise {
     }
   }
 
+  static void gate(const float* x, int64_t x_stride, const float* scores, int64_t scores_stride, bool has_one_score,
+                   bool is_silu, int64_t size, float* out, int64_t out_stride, int64_t first, int64_t end) {
+    for (int64_t t = first; t < end; ++t) {
+      const float* from = x + t * x_stride;
+      const float* score = scores + t * scores_stride;
+      float* to = out + t * out_stride;
+      const F one = V::set1(*score);
+      each_vector(size, [&](int64_t i, auto load, auto store) {
+        const F y = has_one_score ? one : load(score + i);
+        const F value = load(from + i);
+        store(to + i, is_silu ? V::mul(value, times_sigmoid(y, y)) : times_sigmoid(value, y));
+      });
+    }
+  }
+
   static void rope(float* x, int64_t x_stride, int64_t num_heads, int64_t head_size, int64_t rotated,
                    const float* cos, const float* sin, int64_t first, int64_t end) {
     const int64_t half = rotated / 2;
@@ -125,7 +140,7 @@ struct Elementwise {
     }
   }
 
-  static ElementwiseKernels kernels(Path path) { return {path, rms_norm, add, activate, rope}; }
+  static ElementwiseKernels kernels(Path path) { return {path, rms_norm, add, activate, gate, rope}; }
 };
 
 }  // namespace

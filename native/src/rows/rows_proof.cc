@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "cpu/proof_numbers.h"
@@ -53,6 +54,13 @@ Rows activated(const ElementwiseKernels& kernels, const Activation& activation, 
   const Rows x = some_rows(scale);
   Rows out(kRows * kStride);
   kernels.activate(activation, x.data(), kStride, kSize, out.data(), kStride, 0, kRows);
+  return out;
+}
+
+Rows gated(const ElementwiseKernels& kernels, bool has_one_score, bool is_silu) {
+  const Rows x = some_rows(1.0f), scores = some_rows(20.0f);
+  Rows out(kRows * kStride);
+  kernels.gate(x.data(), kStride, scores.data(), kStride, has_one_score, is_silu, kSize, out.data(), kStride, 0, kRows);
   return out;
 }
 
@@ -105,6 +113,11 @@ std::string elementwise_defect(const ElementwiseKernels& kernels, const Elementw
       !agree(activated(kernels, gelu, 4.0f), activated(reference, gelu, 4.0f), 1.0f) ||
       !agree(activated(kernels, clamped, 12.0f), activated(reference, clamped, 12.0f), 8.0f)) {
     return "gives wrong activations";
+  }
+  for (const auto& [has_one_score, is_silu] : {std::pair(false, false), std::pair(true, false), std::pair(false, true)}) {
+    if (!agree(gated(kernels, has_one_score, is_silu), gated(reference, has_one_score, is_silu), 1.0f)) {
+      return "gives wrong gates";
+    }
   }
   if (!agree(rotated(kernels), rotated(reference), 1.0f)) return "gives wrong rotations";
   return "";

@@ -16,7 +16,7 @@ from relevo.build.block_sizes import layouts_of_roles
 from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
-from relevo.build.states import check_states, keeps_states
+from relevo.build.states import check_states
 from relevo.build.tensor_group import group_notes, group_size, whole_everywhere
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
@@ -214,7 +214,7 @@ def _device(settings: Settings, hardware: Hardware) -> str:
 def _backend(settings: Settings, model: ModelConfig, device: str) -> str:
     backend = settings.backend
     if backend == "auto":
-        backend = "native" if device == "cpu" and not keeps_states(model) else "torch"
+        backend = "native" if device == "cpu" else "torch"
     if backend == "native" and device != "cpu":
         raise SettingsError(f"--backend native computes on CPUs, not on {device}; use --backend torch or --device cpu")
     if backend == "torch":

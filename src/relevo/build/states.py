@@ -7,23 +7,23 @@ from relevo.core.model import ModelConfig
 from relevo.settings import Settings
 
 
-def keeps_states(model: ModelConfig) -> bool:
-    return model.delta is not None
-
-
 def check_states(settings: Settings, model: ModelConfig) -> None:
     """Raises SettingsError for what such a model cannot be served with yet."""
-    if not keeps_states(model):
+    if model.delta is None:
         return
     for flag, asked in (
         ("--cluster", bool(settings.cluster)),
         ("--join", bool(settings.join)),
         (f"--pipeline-parallel-size {settings.pipeline_parallel_size}", settings.pipeline_parallel_size != 1),
         (f"--tensor-parallel-size {settings.tensor_parallel_size}", settings.tensor_parallel_size not in (None, 1)),
-        ("--backend native", settings.backend == "native"),
     ):
         if asked:
             raise SettingsError(
                 f"{flag} is not implemented for a {model.architecture} model, whose layers keep a state of each "
-                "sequence; serve it on one machine, with --backend torch and one rank for each worker"
+                "sequence; serve it on one machine, with one rank for each worker"
             )
+    if settings.kv_cache_dtype == "int8":
+        raise SettingsError(
+            f"--kv-cache-dtype int8 is not implemented for a {model.architecture} model, whose states lie beside keys "
+            "and values of floats; leave it out or choose float16, bfloat16 or float32"
+        )

@@ -19,7 +19,7 @@ from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.ids import BlockId, TokenId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
-from relevo.engine.ops.cache_groups import latent_group, layer_places, token_groups
+from relevo.engine.ops.cache_groups import latent_group, layer_places, state_groups, token_groups
 from relevo.engine.ops.formats import BLOCK_FORMATS, multiplied_formats
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import Hidden, HostTensor, StepLogits, Trace
@@ -89,9 +89,9 @@ class NativeOps:
         return True
 
     def weight(self, parts: Sequence[HostTensor], *, is_exact: bool = False) -> Any:
-        """Packed at once, on all threads; the parts' memory is not kept."""
-        if len(parts[0].shape) == 1:
-            values = np.concatenate([_as_float32(part) for part in parts])
+        """Packed at once, on all threads; the parts' memory is not kept. What is no matrix stays as exact as it is."""
+        if len(parts[0].shape) != 2:
+            values = np.concatenate([_as_float32(part).ravel() for part in parts])
             return _native.Vector("float32", values.view(np.uint8))
         if is_exact:
             exact = [HostTensor(_as_float32(part), "float32") for part in parts]
@@ -121,9 +121,10 @@ class NativeOps:
             memory = np.frombuffer(host_memory, dtype=np.uint8)
         most_layers, group = max(each.num_layers for each in groups), groups[0]
         sizes = (num_blocks, most_layers, group.num_kv_heads, layout.block_size, group.key_size)
-        layers = [list(each.layers) for each in groups] if len(places) > most_layers else []
+        states = [(list(each.layers), each.state_bytes) for each in state_groups(layout)]
+        layers = [list(each.layers) for each in groups] if states or len(places) > most_layers else []
         try:
-            return _native.KVCache(memory, layout.dtype, *sizes, latents is not None, layers)
+            return _native.KVCache(memory, layout.dtype, *sizes, latents is not None, layers, states)
         except ValueError as error:
             raise UnsupportedModel(f"this cache cannot be used: {error}") from error
 
@@ -205,6 +206,7 @@ class NativeProgram:
             summaries.best,
             summaries.finite,
             *states,
+            state_blocks=inputs.state_blocks,
         )
         return kernel_s
 

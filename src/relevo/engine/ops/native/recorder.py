@@ -31,8 +31,6 @@ from relevo.engine.ops.native.values import (
 from relevo.engine.ops.protocol import PLAIN_ATTENTION, SILU, AttentionRule, DeltaRule, ExpertBiases, Router
 from relevo.engine.ops.ranks import RankSums
 
-_NO_STATES = "layers with a state and gates are not implemented in --backend native; use --backend torch"
-
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
@@ -261,14 +259,42 @@ class Recorder:
             heads.x.spend()
         return out
 
-    def gate(self, x: Value, scores: Value) -> Value:
-        raise UnsupportedModel(_NO_STATES)
+    def gate(self, x: Value, scores: Value) -> Columns:
+        return self._gated(x, scores, {"has_one_score": scores.width == 1 < x.width})
 
-    def gated_delta(self, x: Value, gates: Value, layer: int, rule: DeltaRule) -> Value:
-        raise UnsupportedModel(_NO_STATES)
+    def gated_norm(self, x: Value, weight: Any, gate: Value, eps: float) -> Columns:
+        if x.width % weight.size:
+            raise UnsupportedModel(f"a norm of {weight.size} cannot take heads of {x.width} columns")
+        return self._gated(x, gate, {"is_silu": True, "gain": weight, "eps": eps})
 
-    def gated_norm(self, x: Value, weight: Any, gate: Value, eps: float) -> Value:
-        raise UnsupportedModel(_NO_STATES)
+    def _gated(self, x: Value, scores: Value, how: dict[str, Any]) -> Columns:
+        if scores.width not in (1, x.width):
+            raise UnsupportedModel(f"{x.width} columns cannot be gated by {scores.width} scores")
+        columns = {"in_": self._columns(x), "scores": self._columns(scores), "out": _new(x.width)}
+        self._add(Instruction("gate", columns, {"width": x.width, **how}, ("in_", "scores")))
+        return columns["out"]
+
+    def gated_delta(self, x: Value, gates: Value, layer: int, rule: DeltaRule) -> Columns:
+        sizes = rule.sizes
+        if (x.width, gates.width) != (sizes.width, 2 * sizes.num_value_heads):
+            raise UnsupportedModel(
+                f"a state of {sizes.num_value_heads} value heads takes {sizes.width} columns and "
+                f"{2 * sizes.num_value_heads} gates, not {x.width} and {gates.width}"
+            )
+        columns = {"in_": self._columns(x), "gates": self._columns(gates), "out": _new(sizes.num_values)}
+        arguments = {
+            "layer": layer,
+            "num_key_heads": sizes.num_key_heads,
+            "num_value_heads": sizes.num_value_heads,
+            "key_size": sizes.key_size,
+            "value_size": sizes.value_size,
+            "kernel_size": sizes.kernel_size,
+            "convolution": rule.convolution,
+            "decay": rule.decay,
+            "decay_bias": rule.decay_bias,
+        }
+        self._add(Instruction("pass_states", columns, arguments, ("in_", "gates"), needs_place=True))
+        return columns["out"]
 
     def logits(self, x: Value, weight: Any) -> RecordedEnd:
         source = self._source(x)
