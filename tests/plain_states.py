@@ -1,4 +1,4 @@
-"""A gated delta rule behind a short convolution, in double precision and by definition, for tests of what computes it."""
+"""A gated delta rule behind a short convolution, in double precision and by definition: what tests compare with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class PlainRule:
         q, k = (_unit(each.reshape(len(x), -1, sizes.key_size)).repeat(shared_by, axis=1) for each in (q, k))
         v = v.reshape(len(x), -1, sizes.value_size)
         written, kept = np.split(gates.astype(np.float64), 2, axis=1)
-        written, kept = 1 / (1 + np.exp(-written)), np.exp(-np.exp(self.decay) * np.logaddexp(0, kept + self.decay_bias))
+        written = 1 / (1 + np.exp(-written))
+        kept = np.exp(-np.exp(self.decay) * np.logaddexp(0, kept + self.decay_bias))
         state = np.zeros((sizes.num_value_heads, sizes.key_size, sizes.value_size))
         out = np.empty((len(x), sizes.num_values))
         for token in range(len(x)):

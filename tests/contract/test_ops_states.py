@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plain_states import PlainRule
 from test_ops_contract import BACKENDS, BLOCK_SIZE, HEAD_SIZE, KV_HEADS, Body, close, host, values
 
+from plain_states import PlainRule
 from relevo.core.errors import UnsupportedModel
 from relevo.core.kv import DTYPE_BYTES, KVGroup, KVLayout
 from relevo.core.model import GatedDelta
@@ -17,7 +17,7 @@ from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import DeltaRule, Ops
 
 SIZES = GatedDelta(layers=(2, 3), num_key_heads=2, num_value_heads=4, key_size=4, value_size=5, kernel_size=3)
-NUM_LAYERS, NUM_BLOCKS, VOCAB = 4, 12, 11
+NUM_LAYERS, NUM_BLOCKS, VOCAB = 4, 16, 11
 Row = tuple[list[int], int, list[int]]  # token ids, start, blocks of the state
 
 
@@ -32,8 +32,8 @@ class Served:
     def __init__(self, ops: Ops, body: Body, width: int) -> None:
         states = KVGroup.state(SIZES.layers, SIZES.state_bytes(DTYPE_BYTES[ops.dtype]))
         layout = KVLayout("m", ops.dtype, BLOCK_SIZE, (KVGroup.full((0, 1), KV_HEADS, HEAD_SIZE), states))
-        memory = memoryview(bytearray(b"\xff" * (NUM_BLOCKS * layout.bytes_per_block))) if ops.kv_in_host_memory else None
-        self.kv = ops.kv_cache(layout, NUM_BLOCKS, memory)
+        memory = memoryview(bytearray(b"\xff" * (NUM_BLOCKS * layout.bytes_per_block)))
+        self.kv = ops.kv_cache(layout, NUM_BLOCKS, memory if ops.kv_in_host_memory else None)
         identity = ops.weight([host(np.eye(width, dtype=np.float32))])
         self.program = ops.program(lambda each: each.logits(body(each), identity), None, range(NUM_LAYERS))
 
@@ -44,7 +44,7 @@ class Served:
 
 def packed(*rows: Row) -> StepInputs:
     asked = EngineRequest(request_id="r", prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0))
-    blocks = list(range(NUM_BLOCKS))  # of tokens: no layer here writes any
+    blocks = [10, 11, 12]  # of tokens: no layer here writes any
     scheduled = [ScheduledRow(asked, ids, start, blocks, more_block_ids=(states,)) for ids, start, states in rows]
     return pack_rows(scheduled, BLOCK_SIZE, num_state_groups=1)
 

@@ -29,11 +29,6 @@ from test_states import tiny
 from tiny_decoders import LOCAL, TINY_LATENT, hf_model, write_gguf
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from relevo.build.states import check_states
-from relevo.core.errors import SettingsError
-from relevo.core.model import ModelConfig
-from relevo.settings import Settings
-
 Made = tuple[PreTrainedModel, Path]  # the oracle, and what the engine reads
 SPAN = 100  # of windows and chunks of layers
 _LONG = {"max_position_embeddings": MAX_MODEL_LEN}
@@ -50,15 +45,6 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.family} {self.stored}"
-
-
-def is_computed(backend: str, config: ModelConfig) -> bool:
-    """Whether a server of this family starts with that backend."""
-    try:
-        check_states(Settings(model="folder", backend=backend), config)
-    except SettingsError:
-        return False
-    return True
 
 
 def _plain(case: str, **changes: Any) -> Callable[[], PreTrainedModel]:

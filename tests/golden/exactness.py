@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from exact_cases import QUANTISED, WHOLE, Case, is_computed
+from exact_cases import QUANTISED, WHOLE, Case
 from exactness_page import Measured, missing, read_rows, write_rows
 from four_rounds import FEW_LENGTHS, LENGTHS, TOLERANCE, Compared, Engine, Reference, compare
 from tiny_decoders import BACKENDS
@@ -27,16 +27,15 @@ DEFAULTS = {"native": ("auto", "float16"), "torch": ("bfloat16", "bfloat16")}  #
 
 def measure(case: Case) -> Measured:
     lengths = LENGTHS if case in WHOLE else FEW_LENGTHS
-    exact: dict[str, Compared | None] = dict.fromkeys(BACKENDS)
-    default: dict[str, Compared | None] = dict.fromkeys(BACKENDS)
+    exact: dict[str, Compared] = {}
+    default: dict[str, Compared] = {}
     with TemporaryDirectory(prefix="relevo-exactness-") as folder:
         model, path = case.make(Path(folder))
         files, reference = load_model_files(str(path)), Reference(model)
         for backend in BACKENDS:
-            if is_computed(backend, files.config):
-                exact[backend] = _rounded(compare(Engine(files, backend), reference, lengths))
-                as_served = Engine(files, backend, *DEFAULTS[backend])
-                default[backend] = _rounded(compare(as_served, reference, FEW_LENGTHS))
+            exact[backend] = _rounded(compare(Engine(files, backend), reference, lengths))
+            as_served = Engine(files, backend, *DEFAULTS[backend])
+            default[backend] = _rounded(compare(as_served, reference, FEW_LENGTHS))
     return Measured(
         architecture=files.config.architecture,
         machine=f"{_cpu()} (path {instruction_path()})",

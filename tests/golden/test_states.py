@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_grouped_cache import Served, request, traffic
-from tiny_decoders import VOCAB, hf_logits, prompt
+from tiny_decoders import BACKENDS, VOCAB, hf_logits, make_ops, prompt
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -95,8 +95,8 @@ def saved(family: str, folder: Path, **changes: Any) -> tuple[PreTrainedModel, M
 class Stateful:
     """A decoder with a small cache of noise, whose rows have a table of tokens and one of states."""
 
-    def __init__(self, files: ModelFiles, dtype: str = "float32") -> None:
-        ops = TorchOps(dtype=dtype)
+    def __init__(self, files: ModelFiles, dtype: str = "float32", backend: str = "torch") -> None:
+        ops = make_ops(backend, dtype)
         self.decoder = spec_of(files.config).load(files.config, files.tensors(), ops, files.config.max_position)
         self.layout = kv_layout(files.config, "tiny", dtype, BIG_BLOCK)
         self.num_state_blocks = table_rules(self.layout)[0].num_state_blocks
@@ -130,13 +130,14 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, tolerance: float = 1e-
     assert (actual.argmax(axis=-1) == expected.argmax(axis=-1)).all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(family: str, backend: str, tmp_path: Path) -> None:
     """Whole, in chunks and single tokens, and with others in one step; the slots have held others before."""
     model, files = saved(family, tmp_path)
     tokens, other, third = prompt(70), prompt(70, 1), prompt(9, 2)
     expected, of_other, of_third = (hf_logits(model, each) for each in (tokens, other, third))
-    served = Stateful(files)
+    served = Stateful(files, backend=backend)
     assert_same(served.step(served.row(tokens, 0, 0)), expected)
     assert_same(served.in_parts(tokens, [1, 2, 17, *([1] * 8), 33, *([1] * 9)], 1), expected)
     assert_same(served.in_parts(other, [40], 0), of_other[:40])
@@ -147,13 +148,31 @@ def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
     assert_same(logits, np.concatenate((expected[21:30], of_other[41:42])))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_slot_that_was_used_gives_the_bits_of_a_new_one(family: str, tmp_path: Path) -> None:
+def test_a_slot_that_was_used_gives_the_bits_of_a_new_one(family: str, backend: str, tmp_path: Path) -> None:
     _, files = saved(family, tmp_path)
-    served, lengths = Stateful(files), [20, 1, 1, 8]
+    served, lengths = Stateful(files, backend=backend), [20, 1, 1, 8]
     fresh = served.in_parts(prompt(30), lengths, 0)
     served.in_parts(prompt(50, 1), [50], 0)
     assert (served.in_parts(prompt(30), lengths, 0) == fresh).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_native_bits_do_not_depend_on_cuts_and_neighbours(family: str, dtype: str, tmp_path: Path) -> None:
+    """Also where the cache rounds what the convolution sees."""
+    _, files = saved(family, tmp_path)
+    served = Stateful(files, dtype, "native")
+    tokens, other = prompt(70), prompt(40, 1)
+    expected, of_other = served.step(served.row(tokens, 0, 0)), served.in_parts(other, [1] * 40, 2)
+    assert np.isfinite(expected).all()
+    assert (served.in_parts(tokens, [1, 2, 17, *([1] * 8), 33, *([1] * 9)], 1) == expected).all()
+    served.in_parts(tokens, [20], 1)
+    logits = served.step(served.row(other, 0, 3), served.row(tokens[20:21], 20, 1))
+    assert (logits == np.concatenate((of_other, expected[20:21]))).all()
+    logits = served.step(served.row(tokens[21:], 21, 1), served.row(other[:1], 0, 2))
+    assert (logits == np.concatenate((expected[21:], of_other[:1]))).all()
 
 
 def test_the_cut_of_a_row_changes_no_bit_of_its_state(tmp_path: Path) -> None:
@@ -183,12 +202,12 @@ def test_the_cut_of_a_row_changes_no_bit_of_its_state(tmp_path: Path) -> None:
     assert torch.equal(computed([2, 3, 30, 1, 4], 2), whole)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
+@pytest.fixture(scope="module", params=BACKENDS)
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Whose states take few of the small blocks of `Served`."""
     sizes = {"linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
     _, files = saved("qwen3_5_text", tmp_path_factory.mktemp("small"), **sizes)
-    return spec_of(files.config).load(files.config, files.tensors(), TorchOps(), 128)
+    return spec_of(files.config).load(files.config, files.tensors(), make_ops(request.param), 128)
 
 
 def served_by(model: Model, num_blocks: int, **how: Any) -> Served:
@@ -198,7 +217,8 @@ def served_by(model: Model, num_blocks: int, **how: Any) -> Served:
 @pytest.mark.parametrize("num_blocks", [400, 60])
 def test_hits_preemptions_and_forks_leave_no_trace(small: Model, num_blocks: int) -> None:
     """Against each request alone, computed whole. Steps are cut elsewhere, so of other cuts: the same tokens, and their
-    log probabilities within what products of other sizes round."""
+    log probabilities within what products of other sizes round on torch; with the same bits on the native backend."""
+    tolerance = 1e-4 if isinstance(small.ops, TorchOps) else 0.0
     alone, together = served_by(small, 400, caches=False), served_by(small, num_blocks)
     for requests in traffic():
         for each in requests:
@@ -210,7 +230,7 @@ def test_hits_preemptions_and_forks_leave_no_trace(small: Model, num_blocks: int
     for key, tokens in together.answers.items():
         assert [each.token_id for each in tokens] == [each.token_id for each in alone.answers[key]]
         logprobs, whole = ([each.logprob for each in answer] for answer in (tokens, alone.answers[key]))
-        np.testing.assert_allclose(logprobs, whole, atol=1e-4)
+        np.testing.assert_allclose(logprobs, whole, rtol=0, atol=tolerance)
 
 
 def test_a_hit_has_the_bits_of_the_same_steps(small: Model) -> None:
@@ -233,7 +253,6 @@ def test_requests_of_a_step_that_failed_end() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"backend": "native"},
         {"pipeline_parallel_size": 2},
         {"tensor_parallel_size": 2},
         {"cluster": "127.0.0.1:7000"},
@@ -242,15 +261,21 @@ def test_requests_of_a_step_that_failed_end() -> None:
 )
 def test_what_states_cannot_have_is_refused_at_the_start(asked: dict[str, Any]) -> None:
     name = next(iter(asked)).replace("_", "-")
-    message = f"^--{name}.* is not implemented for a qwen3_next .* --backend torch and one rank for each worker$"
+    message = f"^--{name}.* is not implemented for a qwen3_next .* on one machine, with one rank for each worker$"
     with pytest.raises(SettingsError, match=message):
         planned(**asked)
 
 
+def test_states_beside_integers_are_refused_at_the_start() -> None:
+    with pytest.raises(SettingsError, match=r"^--kv-cache-dtype int8 is not .*; leave it out or choose float16"):
+        planned(kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 @pytest.mark.parametrize("topology", ["unified", "1p1d", "hybrid", "auto"])
-def test_states_are_served_by_torch_in_every_topology(topology: str) -> None:
-    plan = planned(topology=topology)
-    assert {worker.backend for worker in plan.workers} == {"torch"}
+def test_states_are_served_in_every_topology(topology: str, backend: str) -> None:
+    plan = planned(topology=topology, backend=backend)
+    assert {worker.backend for worker in plan.workers} == {backend if backend in BACKENDS else "native"}
     assert topology in (str(plan.topology), "auto")
 
 

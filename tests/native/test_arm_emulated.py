@@ -22,7 +22,11 @@ INSTRUCTIONS = {  # as native/CMakeLists.txt has them
 }
 CHOICE = (  # what a choice of path needs besides products: each path tries all its kernels
     *("cpu", "linear", "linear_proof", "rows_proof", "attention_proof", "delta_proof"),
-    *(f"{unit}{path}" for unit in ("attention", "elementwise", "sampling", "gated_delta") for path in ("", "_portable", "_neon")),
+    *(
+        f"{unit}{path}"
+        for unit in ("attention", "elementwise", "sampling", "gated_delta")
+        for path in ("", "_portable", "_neon")
+    ),
 )
 
 pytestmark = [

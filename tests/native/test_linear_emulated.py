@@ -70,7 +70,14 @@ def test_emulated_avx512_attention_and_rows_agree_and_spoilt_ones_are_found(tmp_
     """
     units = ("attention", "elementwise", "sampling", "gated_delta")
     kernels = [compile_emulated(f"{unit}_avx512", tmp_path) for unit in units]
-    plain = ("attention", "attention_proof", "rows_proof", "gated_delta", "delta_proof", *(f"{unit}_portable" for unit in units))
+    plain = (
+        "attention",
+        "attention_proof",
+        "rows_proof",
+        "gated_delta",
+        "delta_proof",
+        *(f"{unit}_portable" for unit in units),
+    )
     assert "40 attentions agree" in run_program("vectors_avx512_agree", plain, kernels, tmp_path)
 
 
