@@ -64,10 +64,15 @@ def num_cached(body: Any) -> int:
     return int((body["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
+@pytest.fixture(scope="module", params=["native", pytest.param("torch", marks=pytest.mark.slow)])
+def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return (*FLAGS, "--backend", request.param)
+
+
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> list[str]:
+def expected(folder: Path, flags: tuple[str, ...]) -> list[str]:
     """Of one worker, which then finds of each prompt what lies before its last block."""
-    with stack(str(folder), "--topology", "unified", *FLAGS) as alone:
+    with stack(str(folder), "--topology", "unified", *flags) as alone:
         first = [answer(alone, seed) for seed in range(NUM_PROMPTS)]
         assert alone.metric("vllm:prefix_cache_hits_total") == 0
         again = [ask(alone, seed) for seed in range(NUM_PROMPTS)]
@@ -77,9 +82,11 @@ def expected(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
-def test_split_answers_are_those_of_one_worker(folder: Path, expected: list[str], transport: str) -> None:
-    flags = (*FLAGS, "--kv-transport", transport, "--no-enable-prefix-caching")
-    with stack(str(folder), "--topology", "1p1d", *flags) as split:
+def test_split_answers_are_those_of_one_worker(
+    folder: Path, flags: tuple[str, ...], expected: list[str], transport: str
+) -> None:
+    apart = ("--topology", "1p1d", "--kv-transport", transport, "--no-enable-prefix-caching")
+    with stack(str(folder), *apart, *flags) as split:
         handed = answers_until_handed_over(split, answer, expected)
         moved = split.metric("relevo:kv_transfer_bytes_total", role="prefill")
     assert moved == handed * (LENGTH * TOKEN_BYTES + STATE_BYTES)
@@ -96,9 +103,9 @@ def wait_for_another(server: Stack, worker_id: str, pid: int) -> None:
 
 
 @pytest.mark.slow
-def test_answers_outlive_the_death_of_either_worker(folder: Path, expected: list[str]) -> None:
+def test_answers_outlive_the_death_of_either_worker(folder: Path, flags: tuple[str, ...], expected: list[str]) -> None:
     """With hits on both sides; a worker that is killed amid them is replaced, and nothing is held in the end."""
-    with stack(str(folder), "--topology", "1p1d", *FLAGS, "--kv-transport", "tcp") as split:
+    with stack(str(folder), "--topology", "1p1d", *flags, "--kv-transport", "tcp") as split:
         answers_until_handed_over(split, answer, expected)
         for victim in ("prefill-0", "decode-0"):
             worker = split.pids()[victim]

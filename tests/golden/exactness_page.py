@@ -43,7 +43,7 @@ drawn too; random weights make flat distributions.
 
 {families}
 
-*Refused*: the backend does not serve the family. {by_round}
+{by_round}
 
 - GGUF files of Llama 4 have chunks of 8,192 tokens whatever the model had, which these prompts do not cross. Those of
   Mistral are Llama's and do not say its window. Those of Qwen3-Next and Qwen3.5 are not read.

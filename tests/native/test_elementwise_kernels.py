@@ -95,6 +95,22 @@ def test_silu_mul(path: str, shape: dict[str, int]) -> None:
 
 
 @each_path
+@quick
+@given(shape=shapes, is_silu=st.booleans(), has_one_score=st.booleans())
+def test_gate(path: str, shape: dict[str, int], is_silu: bool, has_one_score: bool) -> None:
+    seed, num_rows, size = shape["seed"], shape["num_rows"], shape["size"]
+    x = _normal(seed, num_rows, size + shape["extra"])
+    scores = _normal(seed + 1, num_rows, 1 if has_one_score else size + 2) * 8
+    out = _normal(seed + 2, num_rows, size + 3)
+    before, (first, end) = out.copy(), _some_rows(num_rows, seed)
+    native.gate(path, x, scores, is_silu, size, out, first, end)
+    score = scores[first:end, : 1 if has_one_score else size].astype(np.float64)
+    expected = x[first:end, :size] / (1 + np.exp(-score)) * (score if is_silu else 1.0)
+    np.testing.assert_allclose(out[first:end, :size], expected, rtol=6e-7, atol=1e-37)
+    assert _only(out, before, slice(first, end), slice(0, size))
+
+
+@each_path
 def test_silu_of_extremes(path: str) -> None:
     """Where exp(-x) is infinite or 0 the result is -0 or x itself; what is not a number stays so."""
     gate = np.array([-np.inf, -3e38, -104.0, -89.0, -1e-38, 0.0, 1e-38, 89.0, 3e38, np.inf, np.nan], dtype=np.float32)
@@ -161,6 +177,9 @@ def _zeros(*shape: int) -> Floats:
         ("rms_norm", (_zeros(2, 4), _zeros(4), 1e-5, _zeros(2, 4), 1, 3)),
         ("add", (_zeros(2, 4), _zeros(2, 3), 4, 0, 2)),
         ("silu_mul", (_zeros(2, 7), 4, _zeros(2, 4), 0, 2)),
+        ("gate", (_zeros(2, 4), _zeros(2, 3), False, 4, _zeros(2, 4), 0, 2)),
+        ("gate", (_zeros(2, 4), _zeros(1, 4), False, 4, _zeros(2, 4), 0, 2)),
+        ("gate", (_zeros(2, 4), _zeros(2, 4), False, 4, _zeros(2, 3), 0, 2)),
         ("rope", (_zeros(2, 7), 2, _zeros(2, 2), _zeros(2, 2), 0, 2)),
         ("rope", (_zeros(2, 8), 2, _zeros(2, 2), _zeros(2, 1), 0, 2)),
     ],
