@@ -23,6 +23,7 @@ struct FewQueries : WeightedSums<V> {
   using Sums::weight_sum, Sums::weights_of;
   static constexpr int64_t MAX_HEADS = 3;  // of one pass over the keys: 12 accumulators
   static constexpr int64_t LEAST_KEYS = 32;  // measured: 16 and 64 are slower
+  static constexpr int64_t USUAL_CHUNKS = 64 / W;  // of a head of 64, whose loop over d is unrolled
 
   const int64_t num_kv_heads, run_bytes;
   const int64_t keys_in_turn;  // of a KV head, before the next has its turn
@@ -34,34 +35,40 @@ struct FewQueries : WeightedSums<V> {
         keys_in_turn(larger(LEAST_KEYS, CHUNK / num_kv_heads / LEAST_KEYS * LEAST_KEYS)) {}
 
   // q [N, padded], scaled; scores [N, SCORES] of keys [first, end) of the split's range (counted from its start), and of up to
-  // 3 more that mean nothing. Rows lie `offset` after those of the first KV head.
-  template <class KV, int N>
+  // 7 more that mean nothing. Rows lie `offset` after those of the first KV head. C: chunks of a row, all whole; 0:
+  // whatever the cache has.
+  template <class KV, int N, int64_t C>
   void scores_of_heads(const Split& split, int64_t offset, Range keys_of, const float* q, float* scores) const {
-    const int64_t last = split.count - 1, num_chunks = chunks(), width = padded, row_bytes = num_chunks * W * KV::BYTES;
-    const bool half = has_half_chunk();
-    for (int64_t i = keys_of.low; i < keys_of.high; i += 4) {
-      const uint8_t* keys[4];
-      for (int64_t j = 0; j < 4; ++j) {
+    constexpr int64_t KEYS = W > 8 && C > 0 ? 8 : 4;  // measured: with a loop over d, 8 are slower
+    const int64_t num_chunks = C > 0 ? C : chunks(), width = num_chunks * W, row_bytes = width * KV::BYTES;
+    const int64_t last = split.count - 1;
+    const bool half = C == 0 && has_half_chunk();
+    for (int64_t i = keys_of.low; i < keys_of.high; i += KEYS) {
+      const uint8_t* keys[KEYS];
+      for (int64_t j = 0; j < KEYS; ++j) {
         const int64_t row = smaller(i + j, last);
         keys[j] = split.rows[row] + offset;
         const uint8_t* next = split.rows[row + AHEAD] + offset;
         for (int64_t at = 0; at < row_bytes; at += 64) V::prefetch(next + at);
       }
-      F sums[N][4];
+      F sums[N][KEYS];
       for (int n = 0; n < N; ++n) {
-        for (int j = 0; j < 4; ++j) sums[n][j] = V::zero();
+        for (int j = 0; j < KEYS; ++j) sums[n][j] = V::zero();
       }
+#pragma GCC unroll 8
       for (int64_t c = 0; c < num_chunks; ++c) {
         const bool is_half = half && c == num_chunks - 1;
         F query[N];
         for (int n = 0; n < N; ++n) query[n] = V::load(q + n * width + c * W);
-        for (int j = 0; j < 4; ++j) {
+#pragma GCC unroll 8
+        for (int j = 0; j < KEYS; ++j) {
           const F key = Sums::template load_chunk<KV>(keys[j], c, is_half);
           for (int n = 0; n < N; ++n) sums[n][j] = V::fma(query[n], key, sums[n][j]);
         }
       }
       for (int n = 0; n < N; ++n) {
-        V::sum_lanes4(sums[n][0], sums[n][1], sums[n][2], sums[n][3], scores + n * SCORES + split.range.low + i);
+        float* to = scores + n * SCORES + split.range.low + i;
+        for (int j = 0; j < KEYS; j += 4) V::sum_lanes4(sums[n][j], sums[n][j + 1], sums[n][j + 2], sums[n][j + 3], to + j);
       }
     }
   }
@@ -102,8 +109,13 @@ struct FewQueries : WeightedSums<V> {
       const Range keys{first, smaller(first + keys_in_turn, split.count)};
       for (int64_t kv = 0; kv < num_kv_heads; ++kv) {
         each_pass(kv, [&](auto count, int64_t n) {
-          this->template scores_of_heads<KV, decltype(count)::value>(split, kv * run_bytes, keys, q + n * padded,
-                                                                     scores + n * SCORES);
+          constexpr int N = decltype(count)::value;
+          const float* queries = q + n * padded;
+          if (chunks() == USUAL_CHUNKS && !has_half_chunk()) {
+            this->template scores_of_heads<KV, N, USUAL_CHUNKS>(split, kv * run_bytes, keys, queries, scores + n * SCORES);
+          } else {
+            this->template scores_of_heads<KV, N, 0>(split, kv * run_bytes, keys, queries, scores + n * SCORES);
+          }
         });
       }
     }

@@ -44,10 +44,13 @@ struct Avx512Vec {
   static __m256 high_half(F x) { return _mm512_extractf32x8_ps(x, 1); }
   static float first(F x) { return Half::first(low_half(x)); }
   static float max_lane(F x) { return Half::max_lane(Half::max(low_half(x), high_half(x))); }
+  // a0+a2 a1+a3 b2+b0 b3+b1 of each quarter. A blend is free where a second shuffle would wait for the first.
+  static F sums_of_pairs(F a, F b) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a, b), _mm512_shuffle_ps(a, b, 0x4E));
+  }
   static __m128 sums(F a, F b, F c, F d) {
-    const F ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));  // a0+a2 b0+b2 a1+a3 b1+b3
-    const F cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const F abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+    const F ab = sums_of_pairs(a, b), cd = sums_of_pairs(c, d);
+    const F abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xDD));
     const __m256 halves = _mm256_add_ps(low_half(abcd), high_half(abcd));
     return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
   }
