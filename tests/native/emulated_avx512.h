@@ -196,6 +196,9 @@ inline void mask_storeu_ps(float* to, __mmask16 mask, __m512 value) {
   for (int i = 0; i < 16; ++i)
     if ((mask >> i) & 1) to[i] = x.at[i];
 }
+inline __m512 mask_blend_ps(__mmask16 mask, __m512 a, __m512 b) {
+  return each_lane<__m512>(F32(), [mask, x = F32(a), y = F32(b)](int i) { return ((mask >> i) & 1 ? y : x).at[i]; });
+}
 inline __mmask16 equal_lanes(__m512 a, __m512 b) {
   const F32 x(a), y(b);
   unsigned mask = 0;
@@ -251,5 +254,6 @@ __mmask16 cmp_ps_mask(__m512 a, __m512 b) {
 #define _mm512_castps512_ps256(a) emulated::extractf32x8_ps<0>(a)
 #define _mm512_extractf32x8_ps(a, half) emulated::extractf32x8_ps<half>(a)
 #define _mm512_maskz_loadu_ps(mask, from) emulated::maskz_loadu_ps(mask, from)
+#define _mm512_mask_blend_ps(mask, a, b) emulated::mask_blend_ps(mask, a, b)
 #define _mm512_mask_storeu_ps(to, mask, value) emulated::mask_storeu_ps(to, mask, value)
 #define _mm512_cmp_ps_mask(a, b, predicate) emulated::cmp_ps_mask<predicate>(a, b)
