@@ -89,7 +89,7 @@ def test_a_scaling_without_sense_is_refused(scaling: dict[str, Any], name: str, 
             ModelFileError,
             "long_factor is .* list of numbers above 0",
         ),
-        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, ModelFileError, "must be above low_freq_factor"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 5.0}}, ModelFileError, "must be at least low_freq_factor"),
         ({"rope_scaling": "yarn"}, ModelFileError, "rope_scaling is 'yarn' and must be an object"),
         ({"rope_scaling": {"factor": 4.0}}, ModelFileError, "has factor and no rope_type"),
         ({"rope_scaling": YARN | {"type": "linear"}}, ModelFileError, "rope_type 'yarn' and type 'linear'"),
@@ -231,6 +231,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 3.0},
     "dynamic": {"rope_type": "dynamic", "factor": 3.0},
     "llama3": LLAMA3 | {"original_max_position_embeddings": 256},
+    "llama3, nothing between": LLAMA3 | {"original_max_position_embeddings": 256, "high_freq_factor": 1.0},
     "yarn": YARN | {"original_max_position_embeddings": 256},
     "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 256},
 }
@@ -247,7 +248,7 @@ def test_frequencies_are_those_of_torch_to_a_step_of_float32(kind: str, head_siz
         scaling |= {"short_factor": factors, "long_factor": factors}
     sizes = {"hidden_size": head_size * 2, "num_attention_heads": 2, "head_dim": head_size}
     reference = LlamaConfig(**sizes, max_position_embeddings=1024, rope_parameters=scaling)
-    compute = ROPE_INIT_FUNCTIONS.get(kind) or LlamaRotaryEmbedding.compute_default_rope_parameters
+    compute = ROPE_INIT_FUNCTIONS.get(scaling["rope_type"]) or LlamaRotaryEmbedding.compute_default_rope_parameters
     expected, factor = compute(reference, device=None)
     config = read(**sizes | {"max_position_embeddings": 1024, "rope_parameters": scaling})
     ours, our_factor = rope_frequencies(config, 1024)

@@ -87,7 +87,7 @@ def experts(name: str) -> bool:
     return ".experts." in name
 
 
-SIZES = {"hidden_size": 64, "moe_intermediate_size": 64}
+LATENT = {**TINY_LATENT, "moe_intermediate_size": 64}
 CASES: dict[str, tuple[dict[str, Any], Callable[..., tuple[Tensors, torch.Tensor]], Callable[[str], bool]]] = {
     "fp8": (FP8, in_fp8, everything),
     "int4": (INT4, in_int4, experts),
@@ -97,7 +97,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[..., tuple[Tensors, torch.Tensor
 def write(folder: Path, case: str, family: str = "deepseek_v3", **changes: Any) -> tuple[Path, Path]:
     """The quantised folder and its twin of floats."""
     quantization, store, is_quantised = CASES[case]
-    model = hf_model(family, **{**(TINY_LATENT if family == "deepseek_v3" else {}), **SIZES, **changes})
+    model = hf_model(family, **{**(LATENT if family == "deepseek_v3" else {}), "hidden_size": 64, **changes})
     model.save_pretrained(folder / "twin")
     (folder / "quantised").mkdir()
     tensors = load_file(folder / "twin" / "model.safetensors")
@@ -218,7 +218,7 @@ def grouped(**changes: Any) -> dict[str, Any]:
     [
         (FP8 | {"weight_block_size": None}, "one scale for a whole tensor"),
         (FP8 | {"activation_scheme": "static"}, "static scales of activations"),
-        (FP8 | {"fmt": "e5m2"}, "'e5m2'"),
+        (FP8 | {"fmt": "float8_e5m2"}, "'float8_e5m2'"),
         (FP8 | {"weight_block_size": [128, 0]}, "must be two whole numbers"),
         (FP8 | {"modules_to_not_convert": ["re:("]}, "no pattern"),
         (grouped(symmetric=False), "asymmetric"),
@@ -241,6 +241,11 @@ def test_ways_that_are_not_read_are_refused_in_a_sentence(stated: dict[str, Any]
     with pytest.raises((UnsupportedModel, ModelFileError), match=words) as refused:
         quantization_of({"quantization_config": stated}, "config.json")
     assert str(refused.value).startswith("config.json: ")
+
+
+def test_one_kind_of_8_bit_floats_has_two_names() -> None:
+    named = [quantization_of({"quantization_config": FP8 | {"fmt": fmt}}, "c") for fmt in ("e4m3", "float8_e4m3fn")]
+    assert named[0] == named[1] is not None
 
 
 def test_names_of_what_is_left_are_whole_parts() -> None:

@@ -16,7 +16,7 @@ from relevo.core.model import ExpertsConfig, GatedDelta, ModelConfig, Routing
 from relevo.engine.models.config_fields import ConfigFields, with_defaults
 from relevo.engine.models.dense import DenseTraits, load_decoder, read_config
 from relevo.engine.models.experts_config import checked_experts
-from relevo.engine.models.known_fields import refuse_unknown
+from relevo.engine.models.known_fields import refuse_other_values, refuse_unknown
 from relevo.engine.models.layer_kinds import FULL, LINEAR, read_layer_kinds
 from relevo.engine.models.spec import ModelSpec, Wrapper, text_of_images
 from relevo.engine.models.weight_plan import weight_groups
@@ -31,6 +31,11 @@ _NAMES = """
     tie_word_embeddings use_sliding_window vocab_size
     """
 _READ = frozenset(_NAMES.split())
+_IMPLEMENTED: Mapping[str, Any] = {
+    "attn_output_gate": True,
+    "use_sliding_window": False,
+    "mamba_ssm_dtype": "float32",
+}
 _OF_PICTURES = ("mrope_section", "mrope_interleaved")  # positions of text are the same in every section
 _SIZES: Mapping[str, Any] = {
     "head_dim": 256,
@@ -54,7 +59,7 @@ def _delta(
     def read(stated: ConfigFields) -> ModelConfig:
         refuse_unknown(stated, _READ)
         fields = with_defaults(_without_pictures(stated), {**_SIZES, **defaults})
-        _refuse_unsupported(fields)
+        refuse_other_values(fields, _IMPLEMENTED)
         experts = _experts(fields) if has_experts else None
         plain = {key: value for key, value in fields.raw.items() if key not in ("layer_types", "use_sliding_window")}
         traits = DenseTraits(
@@ -142,12 +147,6 @@ def _without_pictures(fields: ConfigFields) -> ConfigFields:
         if isinstance(stated.get(name), Mapping):
             stated[name] = {key: value for key, value in stated[name].items() if key not in _OF_PICTURES}
     return ConfigFields(stated, fields.origin)
-
-
-def _refuse_unsupported(fields: ConfigFields) -> None:
-    for name, known in (("attn_output_gate", True), ("use_sliding_window", False), ("mamba_ssm_dtype", "float32")):
-        if (stated := fields.raw.get(name)) is not None and stated != known:
-            raise UnsupportedModel(f"{fields.origin}: {name} {stated!r} is not implemented; {known!r} is")
 
 
 QWEN3_NEXT = _delta(

@@ -7,14 +7,15 @@ It does not know files or weights. Source: the config.json fields of Hugging Fac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.kv import KVGroup
 from relevo.core.model import ExpertsConfig, ModelConfig
 from relevo.engine.models.config_fields import ConfigFields, check_shape
+from relevo.engine.models.known_fields import refuse_other_values, refuse_unknown
 from relevo.engine.models.layer_kinds import FULL, SLIDING, read_layer_kinds
 from relevo.engine.models.rope_config import DEFAULT_THETA, read_rope, read_rotary_size, refuse_partial
 from relevo.engine.models.slices import Share
@@ -23,6 +24,15 @@ from relevo.engine.models.weight_plan import GGUF_IN_LAYER, GGUF_TOP, weight_gro
 
 if TYPE_CHECKING:
     from relevo.engine.ops.protocol import HostTensor, Ops
+
+
+_NAMES = """
+    head_dim hidden_act hidden_size intermediate_size layer_types max_position_embeddings max_window_layers
+    num_attention_heads num_hidden_layers num_key_value_heads num_nextn_predict_layers
+    original_max_position_embeddings partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta
+    sliding_window tie_word_embeddings use_sliding_window vocab_size
+    """
+_READ = frozenset(_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +51,8 @@ class DenseTraits:
     default_sliding_window: int | None = None
     window_needs_flag: bool = False  # `use_sliding_window` turns it on, `max_window_layers` limits it to some layers
     default_head_size: int | None = None  # None: hidden_size / num_attention_heads
+    also_read: str = ""  # fields of config.json that the family has besides
+    only: Mapping[str, Any] = field(default_factory=dict)  # fields of which one value is implemented
 
 
 def dense(
@@ -57,7 +69,7 @@ def dense(
         name=name,
         model_types=(name,),
         gguf=names,
-        read_config=lambda fields: read_config(name, traits, fields),
+        read_config=lambda fields: _known_config(name, traits, fields),
         weights=weight_groups,
         kv_groups=one_full_group,
         load=load_decoder,
@@ -80,6 +92,18 @@ def load_decoder(
     from relevo.engine.models.decoder import Decoder  # numpy
 
     return Decoder.load(config, tensors, ops, max_model_len, share, stage)
+
+
+def _known_config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:
+    """Of a config.json all of whose fields are known."""
+    only = {"rope_interleaved": False, "use_mrope": False, **traits.only}
+    if not traits.window_needs_flag:
+        only["use_sliding_window"] = traits.has_sliding_window
+    flags = (traits.qkv_bias, traits.output_bias, traits.mlp_bias, traits.qk_norm)
+    named = [flag for flag in flags if isinstance(flag, str)]
+    refuse_unknown(fields, {*_READ, *named, *only, *traits.also_read.split()})
+    refuse_other_values(fields, only)
+    return read_config(architecture, traits, fields)
 
 
 def read_config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:
@@ -149,7 +173,11 @@ def _sliding_window(architecture: str, traits: DenseTraits, fields: ConfigFields
             why = "use_sliding_window is false" if is_switched_off else "sliding_window is null"
             raise ModelFileError(f"{fields.origin}: layer_types asks for sliding windows and {why}; mend one of them")
         return window
-    if not traits.has_sliding_window or is_switched_off or window is None:
+    if window is not None and not traits.has_sliding_window:
+        raise UnsupportedModel(
+            f"{fields.origin}: sliding_window {window} is not implemented for a {architecture} model; null is"
+        )
+    if is_switched_off or window is None:
         return None
     return window if _begins_at_first_layer(traits, fields) else None
 

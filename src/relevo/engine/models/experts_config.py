@@ -31,11 +31,13 @@ def mixtral_experts(fields: ConfigFields) -> ExpertsConfig:
 
 
 def minimax_experts(fields: ConfigFields) -> ExpertsConfig:
-    """As Mixtral's, with sigmoids and a bias of choice. Released configs say the scoring and that they use the bias."""
+    """As Mixtral's, with sigmoids and a bias of choice. Released configs say the scoring."""
     if (scoring := fields.raw.get("scoring_func", "sigmoid")) != "sigmoid":
         raise UnsupportedModel(f"{fields.origin}: scoring_func {scoring!r} is not implemented here; 'sigmoid' is")
-    if fields.raw.get("shared_intermediate_size"):
-        raise UnsupportedModel(f"{fields.origin}: shared_intermediate_size above 0 is not implemented")
+    if any(kind != 1 for kind in fields.raw.get("attn_type_list") or ()):
+        raise UnsupportedModel(
+            f"{fields.origin}: attn_type_list has other kinds than 1, which is all that there is here"
+        )
     return checked_experts(
         fields,
         ExpertsConfig(

@@ -65,7 +65,12 @@ _FAMILIES = (
     ),
     dense(
         "mixtral",
-        DenseTraits(has_sliding_window=True, default_theta=1e6, experts=mixtral_experts),
+        DenseTraits(
+            has_sliding_window=True,
+            default_theta=1e6,
+            experts=mixtral_experts,
+            also_read="num_experts_per_tok num_local_experts",
+        ),
         gguf=MIXTRAL_NAMES,
     ),
     dense(
@@ -78,12 +83,22 @@ _FAMILIES = (
             default_sliding_window=4096,
             window_needs_flag=True,
             experts=qwen_experts,
+            also_read="decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts"
+            " num_experts_per_tok num_local_experts",
+            only={"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},
         ),
         gguf=QWEN3_MOE_NAMES,
     ),
     dense(
         "glm4_moe",
-        DenseTraits(qkv_bias="attention_bias", qk_norm="use_qk_norm", rotary_fraction=0.5, experts=glm_experts),
+        DenseTraits(
+            qkv_bias="attention_bias",
+            qk_norm="use_qk_norm",
+            rotary_fraction=0.5,
+            experts=glm_experts,
+            also_read="first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts"
+            " norm_topk_prob num_experts_per_tok num_local_experts rotary_dim routed_scaling_factor topk_group",
+        ),
         gguf=GLM4_MOE_NAMES,
     ),
     dense(
@@ -95,6 +110,15 @@ _FAMILIES = (
             default_theta=5e6,
             default_head_size=128,
             experts=minimax_experts,
+            # Layers that draft are not computed.
+            also_read="attn_type_list mtp_transformer_layers num_experts_per_tok num_local_experts num_mtp_modules"
+            " rotary_dim scoring_func use_mtp",
+            only={
+                "qk_norm_type": "per_layer",
+                "shared_intermediate_size": 0,
+                "use_qk_norm": True,
+                "use_routing_bias": True,
+            },
         ),
         gguf=MINIMAX_NAMES,
     ),

@@ -47,7 +47,6 @@ _DEFAULTS: Mapping[str, Any] = {
 _KNOWN = frozenset(_DEFAULTS) | {
     "attention_chunk_size",
     "for_llm_compressor",
-    "router_jitter_noise",
     "hidden_act",
     "layer_types",
     "moe_layers",

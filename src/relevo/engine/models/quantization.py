@@ -59,7 +59,7 @@ def quantization_of(raw: Mapping[str, Any], origin: str) -> Quantization | None:
 
 
 def _fp8(stated: Mapping[str, Any], origin: str) -> Quantization:
-    if (kind := stated.get("fmt", "e4m3")) != "e4m3":
+    if (kind := stated.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise _refused(origin, f"8-bit floats of kind {kind!r}")
     if (scheme := stated.get("activation_scheme", "dynamic")) != "dynamic":
         raise _refused(origin, f"8-bit floats with {scheme} scales of activations")

@@ -73,6 +73,8 @@ def _llama3(plain: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> 
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     lengths = np.float32(1) / plain * np.float32(2 * math.pi)  # positions per turn; torch divides by reciprocals
     mixed = np.where(lengths > np.float32(original / low), plain / factor, plain)
+    if low == high:  # nothing is between
+        return np.asarray(mixed)
     kept = (np.float32(1) / lengths * np.float32(original) - np.float32(low)) / np.float32(high - low)
     smooth = (np.float32(1) - kept) * mixed / factor + kept * mixed
     is_between = ~(lengths < np.float32(original / high)) & ~(lengths > np.float32(original / low))

@@ -101,10 +101,10 @@ def checked_scaling(scaling: dict[str, Any], origin: str) -> dict[str, Any]:
     for name in _NEEDED.get(kind, ()):
         if scaling.get(name) is None:
             raise UnsupportedModel(f"{origin}: rope scaling {kind!r} lacks {name!r}; mend it or download it again")
-    if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
+    if kind == "llama3" and scaling["high_freq_factor"] < scaling["low_freq_factor"]:
         raise ModelFileError(
-            f"{origin}: rope scaling 'llama3' has high_freq_factor {scaling['high_freq_factor']}, which must be above "
-            f"low_freq_factor {scaling['low_freq_factor']}; mend it or download it again"
+            f"{origin}: rope scaling 'llama3' has high_freq_factor {scaling['high_freq_factor']}, which must be at "
+            f"least low_freq_factor {scaling['low_freq_factor']}; mend it or download it again"
         )
     return scaling
 
