@@ -36,12 +36,13 @@ def test_two_mappings_are_one_memory() -> None:
         os.fstat(mine.fd)  # still the creator's
 
 
-def test_private_memory_is_never_taken_for_another() -> None:
-    """Red when an identity follows from the process: an address, or the number of a process, is used again, and two
-    containers of one machine have the same of both. Workers would compute into blocks that are not there."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_memory_is_never_taken_for_another(shared: bool) -> None:
+    """Red when an identity follows from what is used again: an address, the number of a process (two containers of one
+    machine have the same of both), a file's device and inode. Workers would compute into blocks that are not there."""
     seen = set()
     for _ in range(20):
-        with closing(Arena.create(LAYOUT, 8, shared=False)) as arena:
+        with closing(Arena.create(LAYOUT, 8, shared=shared)) as arena:
             seen.add(arena.identity)
     assert len(seen) == 20
 

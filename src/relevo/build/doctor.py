@@ -27,6 +27,7 @@ from relevo.build.hardware import Hardware, detect_hardware
 from relevo.build.ledger import database_location, location_name
 from relevo.core.errors import RelevoError
 from relevo.engine.loaders.packaged_model import PACKAGE, PACKAGED_MODEL, download_folder, find_packaged_gguf
+from relevo.kv.huge_pages import huge_page_file
 from relevo.policy.host.machine_facts import (
     CoreFacts,
     DataFacts,
@@ -130,11 +131,14 @@ def core_facts(hardware: Hardware) -> CoreFacts:
 
 def memory_facts(hardware: Hardware) -> MemoryFacts:
     shm = Path("/dev/shm")
+    arena = huge_page_file()
+    if arena.fd >= 0:
+        os.close(arena.fd)
     return MemoryFacts(
         available_bytes=hardware.available_memory_bytes,
         limited_by=hardware.memory_reason,
         huge_pages=_chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled")),
-        shared_huge_pages=_chosen(_text("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
+        arena_pages=arena.pages,
         shm_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
     )
 

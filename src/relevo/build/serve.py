@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import secrets
 import socket
@@ -34,6 +35,8 @@ from relevo.kv.transports.registry import TRANSPORTS
 from relevo.settings import Settings
 from relevo.supervisor import ChildSpec, Supervisor
 from relevo.wire.status import Status
+
+_log = logging.getLogger("relevo.supervisor")
 
 
 def plan_serving(settings: Settings) -> ServePlan:
@@ -199,9 +202,10 @@ def _arena_fd(model: ModelPlan, owned: contextlib.ExitStack) -> int:
     """Of the arena that a model's workers share, open until `owned` is closed. -1: each worker makes its own."""
     if not model.is_arena_shared:
         return -1
-    fd = create_arena_file(model.layout, model.num_arena_blocks)
-    owned.callback(os.close, fd)
-    return fd
+    file = create_arena_file(model.layout, model.num_arena_blocks)
+    owned.callback(os.close, file.fd)
+    _log.info("KV arena of %s: %s", model.served.served_model_names[0], file.pages)
+    return file.fd
 
 
 def _located(worker: WorkerConfig, address: str, arena_fd: int, kv_secret: str) -> WorkerConfig:

@@ -1,10 +1,10 @@
 """The memory that holds KV blocks, with one (epoch, generation) word pair per block in front of it.
 
 Owns: the mapping, its size and its alignment. Does not know which worker holds which block (policy.worker.block_pool),
-nor what the bytes of a block mean (engine). A shared arena lives on a memfd: it has no name, so nothing is left behind
+nor what the bytes of a block mean (engine). A shared arena lives on a file without a name, so nothing is left behind
 when every process that maps it is killed. Pages come into being when they are first touched.
 
-    | head: magic, sizes, layout digest | generations u64[N] | epochs u64[N] | pad | block 0 | block 1 | ... |
+    | head: magic, sizes, digest, identity | generations u64[N] | epochs u64[N] | pad | block 0 | block 1 | ... |
                                                                              ^ multiple of 2 MiB
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import uuid
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -25,6 +24,7 @@ from relevo.core.kv import KVLayout
 from relevo.kv.arena_file import (
     HEAD,
     HEAD_BYTES,
+    IDENTITY_BYTES,
     NO_GENERATION,
     arena_bytes,
     arena_head,
@@ -43,7 +43,8 @@ class Arena:
         self.num_blocks = num_blocks
         self.bytes_per_block = layout.bytes_per_block
         self.fd = fd  # -1: private to this process
-        self.identity = _identity(fd)
+        # the same text for all that map this memory, another one for any other memory
+        self.identity = mapping[HEAD.size : HEAD.size + IDENTITY_BYTES].hex()
         self._mapping = mapping
         self._owns_fd = owns_fd
         self.buffer = memoryview(mapping)[data : data + num_blocks * self.bytes_per_block]
@@ -56,7 +57,7 @@ class Arena:
         """A new arena of zeroes, every block closed to writers. `shared`: other processes can `attach(arena.fd)`."""
         size = arena_bytes(layout, num_blocks)
         if shared:
-            fd = create_arena_file(layout, num_blocks)
+            fd = create_arena_file(layout, num_blocks).fd
             return cls(layout, num_blocks, _map(fd, size), fd, owns_fd=True)
         mapping, start = _map(-1, size), arena_start(layout, num_blocks)
         mapping[: len(start)] = start
@@ -115,15 +116,6 @@ class Arena:
         if not 0 <= first <= self.num_blocks - count:
             raise IndexError(f"block {first} (+{count}) is outside the arena of {self.num_blocks} blocks")
         return self.buffer[first * self.bytes_per_block : (first + count) * self.bytes_per_block]
-
-
-def _identity(fd: int) -> str:
-    """The same text in every process that maps this memory, another text for other memory of this machine. No process
-    id tells private memories apart: containers of one machine count theirs from 1."""
-    if fd < 0:
-        return uuid.uuid4().hex
-    stat = os.fstat(fd)
-    return f"{stat.st_dev}:{stat.st_ino}"
 
 
 def _map(fd: int, size: int) -> mmap.mmap:

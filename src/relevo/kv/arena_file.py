@@ -12,28 +12,37 @@ import struct
 import tempfile
 
 from relevo.core.kv import KVLayout
+from relevo.kv.huge_pages import SharedFile, huge_page_file
 from relevo.kv.layout_check import layout_digest
 
 NO_GENERATION = 2**64 - 1  # the block is open to no writer; no reservation carries this value
 HEAD = struct.Struct("<8sQQ16s")  # magic, num_blocks, bytes_per_block, layout digest
+IDENTITY_BYTES = 16  # behind HEAD; no inode, which another file has later, and no process id, which containers share
 HEAD_BYTES = 64
 _MAGIC = b"RLVARENA"
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
-def create_arena_file(layout: KVLayout, num_blocks: int) -> int:
-    """The descriptor of a new file of zeroes behind its head; the caller closes it. Others `Arena.attach` it."""
-    fd = nameless_file("relevo-arena", arena_bytes(layout, num_blocks))
+def create_arena_file(layout: KVLayout, num_blocks: int) -> SharedFile:
+    """A new file of zeroes behind its head; the caller closes its descriptor. Others `Arena.attach` it."""
+    size = arena_bytes(layout, num_blocks)
+    found = huge_page_file()
+    if found.fd < 0:
+        fd = nameless_file("relevo-arena", size)
+    else:
+        fd = found.fd
+        os.ftruncate(fd, size)
     start = arena_start(layout, num_blocks)
     if os.pwrite(fd, start, 0) != len(start):
         os.close(fd)
         raise OSError("the head of the KV arena could not be written")
-    return fd
+    return SharedFile(fd, found.pages)
 
 
 def arena_start(layout: KVLayout, num_blocks: int) -> bytes:
-    """What a new arena begins with: its head, and generations that admit no writer."""
-    return arena_head(layout, num_blocks).ljust(HEAD_BYTES, b"\0") + NO_GENERATION.to_bytes(8, "little") * num_blocks
+    """What a new arena begins with: its head, a number of its own, and generations that admit no writer."""
+    head = arena_head(layout, num_blocks) + os.urandom(IDENTITY_BYTES)
+    return head.ljust(HEAD_BYTES, b"\0") + NO_GENERATION.to_bytes(8, "little") * num_blocks
 
 
 def arena_head(layout: KVLayout, num_blocks: int) -> bytes:

@@ -143,8 +143,7 @@ def _memory(facts: MachineFacts) -> Iterator[Finding]:
         command = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
         yield _warn("huge pages", "turned off: reading weights misses the TLB more often", command)
     elif memory.huge_pages:
-        shared = f"; in shared memory: {memory.shared_huge_pages}" if memory.shared_huge_pages else ""
-        yield _ok("huge pages", f"{memory.huge_pages}{shared}")
+        yield _ok("huge pages", f"{memory.huge_pages}; a KV arena that workers share: {memory.arena_pages}")
     if memory.shm_bytes is not None:
         yield _ok("/dev/shm", f"{memory.shm_bytes / _MI:.0f} MiB, not used: the KV arena is a nameless file in memory")
 

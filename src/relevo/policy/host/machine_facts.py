@@ -34,7 +34,7 @@ class MemoryFacts:
     available_bytes: int
     limited_by: str = ""
     huge_pages: str = ""  # always, madvise, never; empty: the kernel has none
-    shared_huge_pages: str = ""
+    arena_pages: str = ""  # of a KV arena that workers share, in words
     shm_bytes: int | None = None  # /dev/shm
 
 
