@@ -1,7 +1,7 @@
 """A program that opens a nameless file on a tmpfs of its own, whose mappings may have huge pages, and hands it over.
 
 Run by `kv.huge_pages` as `python -I -S huge_page_mount.py FD FOLDER`: FD is a socket that takes the descriptor, FOLDER
-any folder to mount on. The mount lives in a mount namespace of this process: nobody else sees it, it ends with the
+any folder to mount on. The mount lives in a mount namespace of this process: no other process sees it. It ends with the
 process, and the file lives on as long as its descriptors. Without the right to mount, a user namespace gives it.
 Ends with one line on standard error where the system allows neither.
 """

@@ -65,7 +65,7 @@ def _file_of_own_mount() -> int:
         if run.returncode != 0:
             lines = run.stderr.decode(errors="replace").strip().splitlines()
             raise OSError(lines[-1] if lines else f"the process that mounts ended with {run.returncode}")
-        theirs.close()  # nobody else has it: an end of the stream says that nothing was sent
+        theirs.close()  # then the end of the stream says that nothing was sent
         _, fds, _, _ = socket.recv_fds(ours, 1, 1)
     if not fds:
         raise OSError("the process that mounts sent no file")
