@@ -35,6 +35,7 @@ from relevo.cli.bench_console import console
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_frontier import frontier
 from relevo.cli.bench_gateway import gateway
+from relevo.cli.bench_openvino import openvino_server
 from relevo.cli.bench_overload import overload
 from relevo.cli.bench_page import page
 from relevo.cli.bench_peers import peers
@@ -73,6 +74,7 @@ app.command()(engine)
 app.command()(frontier)
 app.command()(gateway)
 app.command()(console)
+app.command()(openvino_server)
 app.command()(overload)
 app.command()(page)
 app.command()(peers)
