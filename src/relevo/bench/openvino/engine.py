@@ -115,7 +115,7 @@ class OpenVinoEngine:
     @cached_property
     def num_tokens(self) -> int:
         """Of the vocabulary."""
-        return 1 + max(self._tokenizer.get_vocab().values())
+        return 1 + int(max(self._tokenizer.get_vocab().values()))
 
     @property
     def has_work(self) -> bool:

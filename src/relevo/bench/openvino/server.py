@@ -10,7 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -62,23 +62,29 @@ class CompletionServer:
         self._engine = engine
         self._model = model
         self._steps = StepLoop(engine)
-
-    async def serve(self, listener: socket.socket) -> None:
-        """Until a signal ends it, which uvicorn raises again."""
-        app = Starlette(
+        self.app = Starlette(
             routes=[
                 Route("/health", self._health),
                 Route("/v1/models", self._models),
                 Route("/v1/completions", self._completions, methods=["POST"]),
             ],
         )
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Until a signal ends it, which uvicorn raises again."""
         config = uvicorn.Config(
-            app, lifespan="off", ws="none", log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S
+            self.app, lifespan="off", ws="none", log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S
         )
+        async with self.stepping():
+            await uvicorn.Server(config).serve(sockets=[listener])
+
+    @asynccontextmanager
+    async def stepping(self) -> AsyncIterator[None]:
+        """Requests are answered inside of it."""
         async with asyncio.TaskGroup() as tasks:
             steps = tasks.create_task(self._steps.run())
             try:
-                await uvicorn.Server(config).serve(sockets=[listener])
+                yield
             finally:
                 steps.cancel()
 
