@@ -1,7 +1,8 @@
 """Folders of Mixtral models whose experts are copies of a dense model's MLP: with any router they are that model.
 
 The routers are random, and the weights of the chosen experts add up to one, so a wrong expert, weight or sum is seen as
-another text than the dense model's.
+another text than the dense model's. Of one expert the weight is exactly one: then there is nothing to round, and the
+bits are the dense model's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def write_dense(files: ModelFiles, path: Path) -> Path:
     return _write(path, _config(files, "llama"), _tensors(files))
 
 
-def write_upcycled(files: ModelFiles, path: Path, num_experts: int = 4) -> Path:
+def write_upcycled(files: ModelFiles, path: Path, num_experts: int = 4, num_active: int = 2) -> Path:
     generator, router_dtype = np.random.default_rng(5), torch.float32
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors(files).items():
@@ -38,7 +39,7 @@ def write_upcycled(files: ModelFiles, path: Path, num_experts: int = 4) -> Path:
             tensors[f"{block}experts.{expert}.{_IN_EXPERT[role]}.weight"] = tensor.clone()
         router = generator.normal(0.0, 0.2, (num_experts, files.config.hidden_size))
         tensors[f"{block}gate.weight"] = torch.from_numpy(router).to(router_dtype)
-    config = {**_config(files, "mixtral"), "num_local_experts": num_experts, "num_experts_per_tok": 2}
+    config = {**_config(files, "mixtral"), "num_local_experts": num_experts, "num_experts_per_tok": num_active}
     return _write(path, config, tensors)
 
 

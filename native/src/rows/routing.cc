@@ -85,8 +85,8 @@ void choose_experts(const RoutingRule& rule, const float* logits, const float* b
   std::sort(chosen, chosen + rule.num_active);
   float sum = 0.0f;
   for (int64_t slot = 0; slot < rule.num_active; ++slot) sum += weights[slot] = scores[chosen[slot]];
-  const float factor = rule.normalises ? rule.scale / (sum + LEAST_SUM) : rule.scale;
-  for (int64_t slot = 0; slot < rule.num_active; ++slot) weights[slot] *= factor;
+  const float whole = rule.normalises ? sum + LEAST_SUM : 1.0f;
+  for (int64_t slot = 0; slot < rule.num_active; ++slot) weights[slot] = weights[slot] / whole * rule.scale;
 }
 
 }  // namespace relevo
