@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +18,9 @@ from typing import Any
 
 import pytest
 from handoffs import answers_until_handed_over
+from loopback_boxes import command, free_port, get, until
 from stack import Stack, stack
+from test_ranks_served import rank_of
 from tiny_folders import write_folder
 from transformers import Qwen3_5TextConfig
 
@@ -108,14 +112,67 @@ def test_answers_outlive_the_death_of_either_worker(folder: Path, flags: tuple[s
     with stack(str(folder), "--topology", "1p1d", *flags, "--kv-transport", "tcp") as split:
         answers_until_handed_over(split, answer, expected)
         for victim in ("prefill-0", "decode-0"):
-            worker = split.pids()[victim]
-            seeds = [number % NUM_PROMPTS for number in range(12)]
-            with ThreadPoolExecutor(len(seeds)) as pool:
-                answers = [pool.submit(answer, split, seed) for seed in seeds]
-                answers[0].result()  # the others are on their way
-                os.kill(worker, signal.SIGKILL)
-                assert [each.result() for each in answers] == [expected[seed] for seed in seeds]
-            wait_for_another(split, victim, worker)
-            split.wait_ready()
+            killed_amid(split, victim, split.pids()[victim], expected)
             assert answer(split, 1) == expected[1]
         split.wait_idle()
+
+
+def killed_amid(split: Stack, victim: str, pid: int, expected: list[str]) -> None:
+    """`pid` of the worker `victim`, while it answers."""
+    worker = split.pids()[victim]
+    seeds = [number % NUM_PROMPTS for number in range(12)]
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        answers = [pool.submit(answer, split, seed) for seed in seeds]
+        answers[0].result()  # the others are on their way
+        os.kill(pid, signal.SIGKILL)
+        assert [each.result() for each in answers] == [expected[seed] for seed in seeds]
+    wait_for_another(split, victim, worker)
+    split.wait_ready()
+
+
+def test_stages_answer_as_one_process(folder: Path, flags: tuple[str, ...], expected: list[str]) -> None:
+    """Layers of both kinds in two processes: with hits, handed over, and when a rank is killed amid streams."""
+    two = ("--pipeline-parallel-size", "2", *flags)
+    with stack(str(folder), "--topology", "unified", *two) as alone:
+        assert any("layers in 2 stages" in line for line in alone.log)
+        first = [ask(alone, seed) for seed in range(NUM_PROMPTS)]
+        again = [ask(alone, seed) for seed in range(NUM_PROMPTS)]
+        assert [body["choices"][0]["text"] for body in (*first, *again)] == [*expected, *expected]
+        assert [num_cached(body) for body in again] == [(LENGTH - 1) // BLOCK * BLOCK] * NUM_PROMPTS
+    with stack(str(folder), "--topology", "1p1d", "--no-enable-prefix-caching", *two) as split:
+        handed = answers_until_handed_over(split, answer, expected)
+        moved = split.metric("relevo:kv_transfer_bytes_total", role="prefill")
+        assert moved == handed * (LENGTH * TOKEN_BYTES + STATE_BYTES)
+        killed_amid(split, "decode-0", rank_of(split, "decode-0"), expected)
+        assert [answer(split, seed) for seed in range(NUM_PROMPTS)] == expected
+        split.wait_idle()
+
+
+def test_a_box_that_joins_decodes_what_the_head_computed(
+    folder: Path, flags: tuple[str, ...], expected: list[str], tmp_path: Path
+) -> None:
+    """States over the network, from one stage to two; then found on either side."""
+    founding = [sys.executable, "-m", "relevo", "cluster", "init", "--dir", "A", "--name", "a", "--out", "token"]
+    subprocess.run(founding, cwd=tmp_path, check=True, capture_output=True)
+    place, own = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    head = ("--topology", "1p", "--cluster", place, "--cluster-dir", str(tmp_path / "A"), *flags)
+    node = ("join", place, "--token-file", "token", "--cluster-dir", "B", "--name", "b", "--listen", own, "--role",
+            "1d", "--data-dir", "data-b", "--pipeline-parallel-size", "2", "--set", "num_kv_blocks=300")  # fmt: skip
+    with (
+        stack(str(folder), "--no-conditional-disaggregation", *head) as split,
+        command(tmp_path, "b.log", *node),
+    ):
+        until(lambda: num_ready(split) == 2, tmp_path, "both are ready")
+        assert [answer(split, seed) for seed in range(NUM_PROMPTS)] == expected
+        split.wait_idle()
+        assert split.metric("relevo:handoffs_total", outcome="completed") == NUM_PROMPTS
+        moved = split.metric("relevo:kv_transfer_bytes_total", role="prefill")
+        assert moved == NUM_PROMPTS * (LENGTH * TOKEN_BYTES + STATE_BYTES)
+        assert [answer(split, seed) for seed in range(NUM_PROMPTS)] == expected, "found again"
+        split.wait_idle()
+
+
+def num_ready(server: Stack) -> int:
+    """Workers, also while the answer is that not all are."""
+    _, said = get(int(server.url.rpartition(":")[2]), "/ready")
+    return sum(worker["ready"] for worker in said["workers"])

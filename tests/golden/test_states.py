@@ -97,12 +97,12 @@ class Stateful:
 
     def __init__(self, files: ModelFiles, dtype: str = "float32", backend: str = "torch") -> None:
         ops = make_ops(backend, dtype)
-        self.decoder = spec_of(files.config).load(files.config, files.tensors(), ops, files.config.max_position)
+        self.decoder: Model = spec_of(files.config).load(files.config, files.tensors(), ops, files.config.max_position)
         self.layout = kv_layout(files.config, "tiny", dtype, BIG_BLOCK)
         self.num_state_blocks = table_rules(self.layout)[0].num_state_blocks
-        memory = bytearray(NUM_BLOCKS * self.layout.bytes_per_block)
-        np.frombuffer(memory, dtype=np.uint16)[:] = 0x7FC1  # no number in float32, nor in bfloat16
-        self.kv = ops.kv_cache(self.layout, NUM_BLOCKS, memoryview(memory))
+        self.memory = bytearray(NUM_BLOCKS * self.layout.bytes_per_block)
+        np.frombuffer(self.memory, dtype=np.uint16)[:] = 0x7FC1  # no number in float32, nor in bfloat16
+        self.kv = ops.kv_cache(self.layout, NUM_BLOCKS, memoryview(self.memory))
 
     def row(self, tokens: list[int], start: int, slot: int) -> ScheduledRow:
         """Of a sequence whose blocks are those of a slot of eight."""
@@ -250,20 +250,15 @@ def test_requests_of_a_step_that_failed_end() -> None:
     assert result.failures[RequestId("a")].reason == "the engine failed in a step: no numbers"
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"pipeline_parallel_size": 2},
-        {"tensor_parallel_size": 2},
-        {"cluster": "127.0.0.1:7000"},
-        {"cluster": "127.0.0.1:7000", "join": ("127.0.0.1:7001",)},
-    ],
-)
-def test_what_states_cannot_have_is_refused_at_the_start(asked: dict[str, Any]) -> None:
-    name = next(iter(asked)).replace("_", "-")
-    message = f"^--{name}.* is not implemented for a qwen3_next .* on one machine, with one rank for each worker$"
+def test_what_states_cannot_have_is_refused_at_the_start() -> None:
+    message = "^--tensor-parallel-size 2: a model that keeps a state .*; choose a tensor parallel size of 1$"
     with pytest.raises(SettingsError, match=message):
-        planned(**asked)
+        planned(tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("asked", [{"pipeline_parallel_size": 2}, {"cluster": "127.0.0.1:7000"}])
+def test_states_are_served_in_stages_and_over_boxes(asked: dict[str, Any]) -> None:
+    assert planned(**asked).workers
 
 
 def test_states_beside_integers_are_refused_at_the_start() -> None:

@@ -11,17 +11,6 @@ def check_states(settings: Settings, model: ModelConfig) -> None:
     """Raises SettingsError for what such a model cannot be served with yet."""
     if model.delta is None:
         return
-    for flag, asked in (
-        ("--cluster", bool(settings.cluster)),
-        ("--join", bool(settings.join)),
-        (f"--pipeline-parallel-size {settings.pipeline_parallel_size}", settings.pipeline_parallel_size != 1),
-        (f"--tensor-parallel-size {settings.tensor_parallel_size}", settings.tensor_parallel_size not in (None, 1)),
-    ):
-        if asked:
-            raise SettingsError(
-                f"{flag} is not implemented for a {model.architecture} model, whose layers keep a state of each "
-                "sequence; serve it on one machine, with one rank for each worker"
-            )
     if settings.kv_cache_dtype == "int8":
         raise SettingsError(
             f"--kv-cache-dtype int8 is not implemented for a {model.architecture} model, whose states lie beside keys "

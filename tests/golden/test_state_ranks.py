@@ -1,0 +1,52 @@
+"""Layers that keep states, shared out among ranks: logits and cache have the bits of one process.
+
+Red when a stage takes another's state for its own, clears it, or forgets it between steps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stage_threads import pipeline
+from test_states import FAMILIES, NUM_BLOCKS, Stateful, assert_same, saved
+from tiny_decoders import BACKENDS, prompt
+
+from relevo.engine.loaders.model_files import ModelFiles
+
+
+def traffic(served: Stateful) -> list[np.ndarray]:
+    """Chunks, single tokens beside another prompt, and a slot that is used again."""
+    one, two = prompt(40), prompt(30, 1)
+    return [
+        served.in_parts(one[:20], [9, 11], 0),
+        served.step(served.row(one[20:21], 20, 0), served.row(two[:17], 0, 1)),
+        served.step(served.row(one[21:], 21, 0), served.row(two[17:18], 17, 1)),
+        served.step(served.row(two, 0, 0), served.row(two[18:], 18, 1)),
+    ]
+
+
+def on_ranks(files: ModelFiles, backend: str, num_stages: int) -> tuple[list[np.ndarray], bytearray]:
+    served = Stateful(files, backend=backend)
+    with pipeline(files, num_stages, backend, served.memory, served.layout) as model:
+        served.kv = model.ops.kv_cache(served.layout, NUM_BLOCKS, memoryview(served.memory))
+        served.decoder = model
+        return traffic(served), served.memory
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_stages_have_the_bits_of_one_process(family: str, backend: str, num_stages: int, tmp_path: Path) -> None:
+    """Of four layers: stages of layers with states only, too."""
+    _, files = saved(family, tmp_path)
+    alone = Stateful(files, backend=backend)
+    expected = traffic(alone)
+    found, memory = on_ranks(files, backend, num_stages)
+    for ours, theirs in zip(found, expected, strict=True):
+        if backend == "native":
+            np.testing.assert_array_equal(ours, theirs)
+        else:  # whose products differ by where in memory numbers lie
+            assert_same(ours, theirs, 1e-5)
+    assert memory == alone.memory or backend != "native"
