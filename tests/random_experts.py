@@ -1,21 +1,23 @@
 """A GGUF file of the Mixtral kind with random weights in Q4_0, of any size: what speed is measured on needs no sense.
 
 `python tests/random_experts.py FILE` writes 1.5 billion parameters, 16 experts of which a token passes two; then
-`relevo bench engine FILE`.
+`relevo bench engine FILE`, or `relevo bench peers FILE`: its tokens are bytes, and letters put together.
 """
 
 from __future__ import annotations
 
+import string
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
 _BLOCK, _BLOCK_BYTES = 32, 18  # of Q4_0: a float16 scale, then two nibbles a byte
 _NIBBLE_DEVIATION = 4.6  # of 0 to 15, evenly
+_NUM_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ def write_random_experts(path: Path, shape: ExpertsShape) -> Path:
     writer.add_expert_count(shape.num_experts)
     writer.add_expert_used_count(shape.num_active)
 
+    if shape.vocab_size > _NUM_BYTES:
+        _add_tokenizer(writer, shape.vocab_size)
+
     def add(name: str, *dims: int) -> None:
         blocks = _random_blocks(random, dims)
         writer.add_tensor(f"{name}.weight", blocks, raw_dtype=GGMLQuantizationType.Q4_0)
@@ -85,6 +90,29 @@ def write_random_experts(path: Path, shape: ExpertsShape) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
+    """Byte-level BPE: bytes, two letters, two pairs of letters; the last token ends an answer."""
+    tokens, merges = [_spelled(byte) for byte in range(_NUM_BYTES)], []
+    pairs = [left + right for left in string.ascii_lowercase for right in string.ascii_lowercase]
+    joined = [(left, right) for part in (string.ascii_lowercase, pairs) for left in part for right in part]
+    for left, right in joined[: vocab_size - 1 - _NUM_BYTES]:
+        tokens.append(left + right)
+        merges.append(f"{left} {right}")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*tokens, "<end>"])
+    writer.add_token_types([TokenType.NORMAL] * len(tokens) + [TokenType.CONTROL])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(len(tokens))
+    writer.add_add_bos_token(False)
+
+
+def _spelled(byte: int) -> str:
+    """As GPT-2 writes it: what can be seen is itself, all else comes behind the first 256 characters."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte if byte in seen else 256 + sum(each not in seen for each in range(byte)))
 
 
 def _random_blocks(random: np.random.Generator, dims: tuple[int, ...]) -> npt.NDArray[np.uint8]:
