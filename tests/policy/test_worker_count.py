@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.policy.scaling.demand import Demand, Sample
+from relevo.policy.scaling.enough_workers import CountLimits
 from relevo.policy.scaling.mode_outlook import ModeOutlook
-from relevo.policy.scaling.worker_count import CountDecision, CountLimits, CountPlanner, CountSeen, CountVerdict
+from relevo.policy.scaling.worker_count import CountDecision, CountPlanner, CountSeen, CountVerdict
 
 LIMITS = CountLimits(most=8)
 OF_ONE = 2.0  # requests per second that a worker serves within the targets

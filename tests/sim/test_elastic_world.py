@@ -8,7 +8,7 @@ from typing import Any
 
 from worlds import assert_nothing_is_left, chat, config, worker
 
-from relevo.policy.scaling.worker_count import CountLimits
+from relevo.policy.scaling.enough_workers import CountLimits
 from relevo.sim.config import Fault, FaultKind, ServingSpec
 from relevo.sim.day.around_the_clock import AroundTheClock, hours_of
 from relevo.sim.day.counts import Reactive

@@ -7,8 +7,9 @@ from dataclasses import replace
 from worlds import LAYOUT, assert_nothing_is_left, config, split, worker
 
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
+from relevo.policy.scaling.enough_workers import CountLimits
 from relevo.policy.scaling.planner_limits import PlannerLimits
-from relevo.policy.scaling.worker_count import CountLimits, CountPlanner
+from relevo.policy.scaling.worker_count import CountPlanner
 from relevo.sim.config import ServingSpec
 from relevo.sim.day.counts import PlannedCount, Reactive
 from relevo.sim.day.outlooks import Outlooks

@@ -26,13 +26,17 @@ def around_the_clock(
     ] = "",
     hour_s: Annotated[
         float, typer.Option(min=1.0, max=3600.0, help="Seconds of an hour: all else takes what it takes.")
-    ] = 60.0,
+    ] = 300.0,
+    start_s: Annotated[
+        float, typer.Option(min=1.0, max=3600.0, help="Seconds from an order, or a death, until a worker serves.")
+    ] = 20.0,
     seed: Seed = 0,
     json_out: JsonOut = None,
     quiet: Quiet = False,
 ) -> None:
     """A simulated day of 24 hours with a death and a tenfold burst: targets met, and core-hours paid, by rule."""
-    day = AroundTheClock(kinds=friendly(lambda: kinds_of(code, conversation, seed)), hour_s=hour_s, seed=seed)
+    kinds = friendly(lambda: kinds_of(code, conversation, seed))
+    day = AroundTheClock(kinds=kinds, hour_s=hour_s, start_s=start_s, seed=seed)
     chosen = friendly(lambda: rules_of(rules, day.rules)) if rules else day.usual_rules
     environment = describe_environment()
     reports: list[ClockReport] = []
@@ -52,6 +56,7 @@ def around_the_clock(
     body = {
         "lengths": day.kinds.source,
         "hour_s": hour_s,
+        "start_s": start_s,
         "slo": {"ttft_s": day.slo.ttft_s, "itl_s": day.slo.itl_s},
         "reports": [report.to_json() for report in reports],
     }

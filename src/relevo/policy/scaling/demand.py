@@ -13,8 +13,8 @@ from statistics import fmean
 
 from relevo.policy.scaling.rhythm import Rhythm
 
-_LAST_PART = 0.25  # of a window, that shows a burst. Arbitrary
-_FEWEST_LATE = 20  # requests in it, to be one. Arbitrary
+_LAST_PARTS = (1 / 12, 1 / 4)  # of a window, that show a burst. Arbitrary
+_FEWEST_LATE = 20  # requests in one of them, to be one. Arbitrary
 _ALIKE = 0.1  # part by which mean lengths may differ and be the same. Arbitrary
 _ALIKE_BURSTS = 1.5  # times by which burstiness may differ, likewise. Arbitrary
 _RUSH, _GONE = 1.1, 1.5  # times the mean that are one, and times the present rate that are over. Arbitrary
@@ -104,12 +104,17 @@ def strata(sizes: Sequence[float], most: int) -> list[int]:
 
 
 def rate_of_late(ages_s: Sequence[float], window_s: float) -> float:
-    """Requests per second, by their ages: of the whole window, or of its last part where clearly more came. A burst is
-    over before a minute's mean has followed it."""
-    whole, part_s = len(ages_s) / window_s, window_s * _LAST_PART
-    num_late = sum([age_s < part_s for age_s in ages_s])
-    noise = 3.0 * (whole * part_s) ** 0.5  # three deviations of a Poisson count
-    return num_late / part_s if num_late >= _FEWEST_LATE and num_late > whole * part_s + noise else whole
+    """Requests per second, by their ages: of the whole window, or of one of its last parts where clearly more came. A
+    burst is over before a minute's mean has followed it, and while it grows a quarter of that is too long, too."""
+    whole = len(ages_s) / window_s
+    found = [whole]
+    for part in _LAST_PARTS:
+        part_s = window_s * part
+        num_late = sum([age_s < part_s for age_s in ages_s])
+        noise = 3.0 * (whole * part_s) ** 0.5  # three deviations of a Poisson count
+        if num_late >= _FEWEST_LATE and num_late > whole * part_s + noise:
+            found.append(num_late / part_s)
+    return max(found)
 
 
 def dispersion(times_s: Sequence[float], window_s: float) -> float:

@@ -2,43 +2,23 @@
 
 A pure core beside `role_planner`: roles change first, within seconds; a worker that has to start takes longer. So it
 plans for the demand that is expected when an order arrives, and orders nothing that a forecast does not reach. What is
-on its way counts as there and is not ordered twice; what does not come is given up. It gives a worker back only when
-the state after that keeps the targets with head-room, for a while; a number that is not known is no reason for less.
-Knows no clock, no simulator, no cluster.
+on its way counts as there and is not ordered twice; what does not come is given up. Where spare workers are asked for,
+the others keep the targets while those are away, so a death does not break them. Workers are given back only when those
+that stay have been enough for a while, with head-room: as many at once as were not needed at any time of it. A number
+that is not known is no reason for less. Knows no clock, no simulator, no cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.enough_workers import CountLimits, fewest_enough, is_enough, search
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.mode_outlook import ModeOutlook
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountLimits:
-    """All arbitrary but for what the operator sets."""
-
-    least: int = 1  # 0: none where nothing comes, so the first request waits for a start
-    most: int = 1
-    goal: float = 0.95  # of requests, that have to meet the targets
-    headroom: float = 1.15  # times the expected load, at which the goal has to be met
-    tick_s: float = 5.0
-    min_requests: int = 20  # in the window, for lengths to mean anything
-    down_after_s: float = 60.0  # that fewer have to be enough
-    reach_s: float = 3600.0  # farther no forecast looks
-    late_factor: float = 3.0  # times its start time, after which an order is given up
-    season_ticks: int = 17_280  # a day
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for what no number can keep."""
-        if not 0 <= self.least <= self.most or self.most < 1:
-            raise ValueError(
-                f"{self.least} to {self.most} workers: no number keeps that; at least 0, at most 1 or more"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +59,7 @@ class CountPlanner:
         ticks = max(1, round(self._reach_s / limits.tick_s))
         self._rate = Chosen((Constant(), Kalman(), Seasonal(limits.season_ticks)), num_ticks_ahead=ticks)
         self._coming_since_s: float | None = None
-        self._enough_since_s: float | None = None  # since when one fewer would do
+        self._needed: deque[tuple[float, int]] = deque()  # when, and how many workers, for as long as that counts
 
     def question(self, seen: CountSeen) -> Demand | CountDecision:
         """The demand when what is ordered now would be there, or what is decided without."""
@@ -91,7 +71,7 @@ class CountPlanner:
                 reason=f"{seen.num_waiting} requests wait for a worker, which takes {seen.start_s:.0f} s to start",
             )
         if seen.unknown:
-            self._enough_since_s = None
+            self._needed.clear()
             return CountDecision(
                 verdict=CountVerdict.UNKNOWN, num_workers=total, reason=f"not known: {seen.unknown}; nothing is changed"
             )
@@ -112,38 +92,43 @@ class CountPlanner:
         now = seen.demand.requests_per_s
         return seen.demand.at(max(self._rate.rate_per_s(), now) / now * limits.headroom)
 
+    def ask(self, seen: CountSeen, answer: Callable[[int], ModeOutlook]) -> dict[int, ModeOutlook]:
+        """What `decide` needs. `answer`: of the best mode of so many workers under the demand of `question`."""
+        return search(seen.num_there + seen.num_coming, self._limits, self._ttft_s, answer)
+
     def decide(self, seen: CountSeen, outlooks: Mapping[int, ModeOutlook]) -> CountDecision:
-        """`outlooks`: of the best mode of so many workers under the demand of `question`; the present number, those on
-        their way counted, is among them, and its neighbours as far as the limits allow; where they allow no more, one
-        more for advice, or none."""
+        """`outlooks`: what `ask` has found."""
         limits, total = self._limits, seen.num_there + seen.num_coming
-        present = outlooks[total]
-        enough = sorted(number for number, outlook in outlooks.items() if outlook.attained >= limits.goal)
-        if present.attained < limits.goal:
-            self._enough_since_s = None
-            return self._more(seen, total, outlooks, enough)
-        fewer = [number for number in enough if limits.least <= number < total]
-        if not fewer or seen.num_coming:
-            self._enough_since_s = None
-            return self._hold(total, f"{total} workers {_words(present)}")
-        if self._enough_since_s is None:
-            self._enough_since_s = seen.now_s
-        if seen.now_s - self._enough_since_s < limits.down_after_s:
-            return self._hold(total, f"{total - 1} workers {_words(outlooks[fewer[-1]])}; once that has lasted")
-        self._enough_since_s = None
-        number = fewer[-1]  # one step: what was given back takes its time to come again
-        return CountDecision(
-            verdict=CountVerdict.FEWER, num_workers=number, reason=f"{number} workers {_words(outlooks[number])}"
+        if not is_enough(total, outlooks, limits):
+            self._needed.clear()
+            return self._more(seen, total, outlooks)
+        return self._fewer(
+            seen, fewest_enough(total, outlooks, limits), {number: _words(each) for number, each in outlooks.items()}
         )
 
-    def _more(
-        self, seen: CountSeen, total: int, outlooks: Mapping[int, ModeOutlook], enough: list[int]
-    ) -> CountDecision:
-        present = outlooks[total]
+    def _fewer(self, seen: CountSeen, needed: int, words: Mapping[int, str]) -> CountDecision:
+        """As many as were needed at any time of a while: what was given back takes its time to come again."""
+        limits, total = self._limits, seen.num_there + seen.num_coming
+        if seen.num_coming:
+            self._needed.clear()
+            return self._hold(total, f"{total} workers {words[total]}")
+        self._needed.append((seen.now_s, needed))
+        since_s = seen.now_s - limits.down_after_s
+        while len(self._needed) > 1 and self._needed[1][0] <= since_s:
+            self._needed.popleft()
+        most = min(total, max(number for _, number in self._needed))
+        if needed == total or most == total:
+            return self._hold(total, f"{total} workers {words[total]}")
+        if self._needed[0][0] > since_s:
+            return self._hold(total, f"{needed} workers {words[needed]}; once that has lasted")
+        return CountDecision(verdict=CountVerdict.FEWER, num_workers=most, reason=f"{most} workers {words[most]}")
+
+    def _more(self, seen: CountSeen, total: int, outlooks: Mapping[int, ModeOutlook]) -> CountDecision:
+        limits, present = self._limits, outlooks[total]
         if present.floor_ttft_s > self._ttft_s:
             reason = f"a median prompt alone takes {present.floor_ttft_s:.2f} s, which no number of workers cures"
             return CountDecision(verdict=CountVerdict.INFEASIBLE, num_workers=total, reason=reason)
-        if total >= self._limits.most:
+        if total >= limits.most:
             return self._hold(
                 total, f"{total} workers {_words(present)}; the cluster gives no more{_advice(outlooks, total)}"
             )
@@ -152,29 +137,35 @@ class CountPlanner:
                 f"a worker takes {seen.start_s:.0f} s to start, and no forecast reaches beyond {self._reach_s:.0f} s"
             )
             return self._hold(total, reason)
-        better = [number for number in enough if number > total]
-        wanted = better[0] if better else max(outlooks, key=lambda number: (outlooks[number].attained, -number))
+        possible = sorted(number for number in outlooks if number <= limits.most)
+        enough = [number for number in possible if number > total and is_enough(number, outlooks, limits)]
+        wanted = enough[0] if enough else max(possible, key=lambda number: self._worth(number, outlooks))
         if wanted <= total:
             return self._hold(total, f"{total} workers {_words(present)}, and more would not do better")
         why = f"{wanted} workers {_words(outlooks[wanted])}, {total} {_words(present)}"
+        if present.attained >= limits.goal:
+            left = total - limits.spare
+            why += (
+                f"; if {limits.spare} died, {left} {_words(outlooks[left])}" if left in outlooks else "; none is spare"
+            )
         return CountDecision(verdict=CountVerdict.MORE, num_workers=wanted, reason=why)
+
+    def _worth(self, number: int, outlooks: Mapping[int, ModeOutlook]) -> tuple[float, float, int]:
+        """Where no number is enough: of those that are as good the fewest."""
+        left = outlooks.get(number - self._limits.spare)
+        return outlooks[number].attained, left.attained if left is not None else 0.0, -number
 
     def _idle(self, seen: CountSeen, total: int) -> CountDecision:
         """Few requests are a number, too: the fewest workers are enough for them, and those that come need one."""
-        limits, floor = self._limits, max(self._limits.least, min(1, seen.num_requests))
-        if total <= floor or seen.num_coming:
-            self._enough_since_s = None
-            return self._hold(total, f"{seen.num_requests} requests in the window")
-        if self._enough_since_s is None:
-            self._enough_since_s = seen.now_s
-        if seen.now_s - self._enough_since_s < limits.down_after_s:
-            return self._hold(total, f"{seen.num_requests} requests in the window; fewer workers once that has lasted")
-        self._enough_since_s = None
-        return CountDecision(
-            verdict=CountVerdict.FEWER,
-            num_workers=floor,
-            reason=f"{seen.num_requests} requests came in the window; {floor} is the least",
-        )
+        limits = self._limits
+        floor = limits.fewest_at_work if seen.num_requests else limits.least
+        came = f"{seen.num_requests} requests came in the window"
+        if total < floor:
+            self._needed.clear()
+            return CountDecision(
+                verdict=CountVerdict.MORE, num_workers=floor, reason=f"{came}; {floor} is the least where some come"
+            )
+        return self._fewer(seen, floor, dict.fromkeys(range(total + 1), f"are enough: {came}; {floor} is the least"))
 
     def _hold(self, total: int, reason: str) -> CountDecision:
         return CountDecision(verdict=CountVerdict.HOLD, num_workers=total, reason=reason)

@@ -12,9 +12,10 @@ from relevo.core.ids import WorkerId
 from relevo.core.role import Role, parse_role
 from relevo.planner.worker_costs import WorkerCosts
 from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.enough_workers import CountLimits
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, modes_of
-from relevo.policy.scaling.worker_count import CountDecision, CountLimits, CountPlanner, CountSeen, CountVerdict
+from relevo.policy.scaling.worker_count import CountDecision, CountPlanner, CountSeen, CountVerdict
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.day.outlooks import Outlooks
 from relevo.sim.elastic_world import ElasticWorld
@@ -116,7 +117,7 @@ class PlannedCount:
         found = self.planner.question(seen)
         if isinstance(found, Demand):
             self._is_asking = True
-            answers = self._answers(num_there + seen.num_coming, found)
+            answers = self.planner.ask(seen, lambda number: self._best(number, found))
             world.kernel.call_after(seconds(self.answer_s), self._answered, seen, answers)
         else:
             self._carry_out(seen, found)
@@ -139,21 +140,6 @@ class PlannedCount:
                 self.changes.append(CountChange(world.now_s, target, found.reason))
                 world.set_count(target)
         self._share_work()
-
-    def _answers(self, total: int, demand: Demand) -> dict[int, ModeOutlook]:
-        """Of the present number, and of more or fewer as far as that matters."""
-        limits, found = self.limits, {total: self._best(total, demand)}
-        if found[total].attained >= limits.goal:
-            if total > max(1, limits.least):
-                found[total - 1] = self._best(total - 1, demand)
-            return found
-        number = total
-        if total >= limits.most:
-            found[total + 1] = self._best(total + 1, demand)  # to be told of
-        while number < limits.most and found[number].attained < limits.goal:
-            number += 1
-            found[number] = self._best(number, demand)
-        return found
 
     def _best(self, number: int, demand: Demand) -> ModeOutlook:
         facts = self._facts(number)

@@ -1,7 +1,7 @@
 """Asks the simulator from inside a simulation, as often as a live planner does, and computes no answer twice.
 
-A demand counts as known when rate, mean lengths and bursts are within a half of one that was asked about before, with
-the same step costs: a day has a thousand ticks and a few dozen kinds of traffic.
+A demand counts as known when its rate is within a fifth, its mean lengths and bursts within a half of one that was
+asked about before, with the same step costs: a day has a thousand ticks and a few dozen kinds of traffic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from relevo.sim.mode_worlds import ModeWorlds
 from relevo.telemetry.latency import Slo
 
 _LIMITS = PlannerLimits()
-_STEP = 1.5  # of what counts as the same demand. Arbitrary
+_RATE_STEP, _STEP = 1.2, 1.5  # of what counts as the same demand: rate, lengths. Arbitrary
 _LINE_STEP = 4.0  # of a line before it. Arbitrary
 
 
@@ -88,7 +88,8 @@ class Outlooks:
 
 
 def _cell(demand: Demand) -> tuple[int, ...]:
-    numbers = (demand.requests_per_s, demand.mean_prompt_tokens, demand.mean_output_tokens)
+    rate = round(log(max(1e-9, demand.requests_per_s)) / log(_RATE_STEP))
+    lengths = (demand.mean_prompt_tokens, demand.mean_output_tokens)
     line = round(log(1.0 + demand.num_waiting) / log(_LINE_STEP))
     bursts = 0 if demand.rhythm is None else 1 + round(log(demand.burstiness) / log(_STEP))
-    return (*(round(log(max(1e-9, number)) / log(_STEP)) for number in numbers), line, bursts)
+    return (rate, *(round(log(max(1e-9, length)) / log(_STEP)) for length in lengths), line, bursts)
