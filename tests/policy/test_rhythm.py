@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relevo.policy.scaling.demand import Demand, Sample, dispersion, has_gone, is_alike
+from relevo.policy.scaling.demand import Demand, Sample, dispersion, has_gone, is_alike, rate_of_late
 from relevo.policy.scaling.rhythm import SLOT_S, Rhythm, rhythm_of
 
 WINDOW_S = 60.0
@@ -97,3 +97,12 @@ def test_a_rush_is_over_when_far_less_comes_than_was_asked_about() -> None:
     assert has_gone(demand(8.0), 3.0, demand(3.0)) and has_gone(demand(8.0), 3.0, None)
     assert not has_gone(demand(8.0), 3.0, demand(6.5)), "it goes on"
     assert not has_gone(demand(8.0), 8.0, demand(3.0)), "it was no rush"
+
+
+@pytest.mark.parametrize(("num", "span_s", "rate"), [(50, 5.0, 10.0), (9, 5.0, 0.65), (40, 14.0, 2.67)])
+def test_a_burst_counts_while_it_grows(num: int, span_s: float, rate: float) -> None:
+    """Half a request a second for a minute, then so many within the last seconds. Red when a quarter of the window has
+    to have passed first, or a few requests are a burst."""
+    calm = [2.0 * place for place in range(30)]
+    burst = [span_s * (place + 0.5) / num for place in range(num)]
+    assert rate_of_late([*calm, *burst], 60.0) == pytest.approx(rate, rel=0.25)

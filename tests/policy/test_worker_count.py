@@ -57,8 +57,8 @@ class Cluster:
         )
         found = self.planner.question(seen)
         if isinstance(found, Demand):
-            numbers = range(max(1, self.total - 1), self.limits.most + 1)
-            found = self.planner.decide(seen, {n: self.outlook(n, found.requests_per_s) for n in numbers})
+            rate_then = found.requests_per_s
+            found = self.planner.decide(seen, self.planner.ask(seen, lambda n: self.outlook(n, rate_then)))
         self.decisions.append(found)
         more = found.num_workers - self.total
         self.due_s += [self.now_s + self.start_s] * max(0, more)
@@ -234,3 +234,63 @@ def test_there_is_none_only_if_that_was_asked_for_and_who_comes_then_is_told_how
 def test_numbers_that_cannot_be_are_refused(least: int, most: int) -> None:
     with pytest.raises(ValueError, match=f"{least} to {most} workers: no number keeps that"):
         CountLimits(least=least, most=most)
+
+
+@pytest.mark.parametrize("rate", [0.2, 1.5, 3.0, 5.0, 7.0])
+def test_where_one_is_to_be_spare_a_death_leaves_the_targets_kept(rate: float) -> None:
+    """Red when the number is the fewest for the load, so that each death breaks the targets for a start's time."""
+    limits = CountLimits(most=8, spare=1)
+    cluster = Cluster(number=1, limits=limits)
+    for _ in range(100):
+        cluster.tick(rate)
+    assert cluster.number >= 2 and cluster.outlook(cluster.number - 1, rate).attained >= limits.kept
+    assert cluster.outlook(max(1, cluster.number - 2), rate * limits.headroom).attained < limits.goal or rate < 2.0
+    assert set(cluster.acts) == {CountVerdict.MORE}
+
+
+def test_what_a_burst_ordered_is_given_back_at_once() -> None:
+    """A minute after the last tick of it, not one worker a minute. Red when each further one waits for itself."""
+    cluster = Cluster(number=2, start_s=20.0)
+    for rate in (*[3.0] * 10, *[14.0] * 20):
+        cluster.tick(rate)
+    assert cluster.number == LIMITS.most
+    for _ in range(round(LIMITS.down_after_s / LIMITS.tick_s) + 2):
+        cluster.tick(3.0)
+    assert cluster.acts[-1] is CountVerdict.FEWER and cluster.acts.count(CountVerdict.FEWER) == 1
+    assert cluster.total == 2
+
+
+def test_what_is_given_back_was_needed_at_no_time_of_the_last_minute() -> None:
+    cluster = Cluster(number=8)
+    for tick in range(60):
+        cluster.tick(9.0 if tick % 10 == 0 else 2.0)  # every 50 s more
+        assert cluster.total >= 5
+    assert cluster.total <= 6
+
+
+def test_less_that_is_only_just_enough_is_not_given_back_and_ordered_again() -> None:
+    """Three workers are just enough, now and then just not. Red when the same number is what orders and gives back."""
+    cluster = Cluster(number=4)
+    for tick in range(240):
+        cluster.tick((5.4, 5.5)[tick // 30 % 2])
+    assert len(cluster.acts) <= 1
+
+
+@pytest.mark.parametrize("spare", [-1, 4])
+def test_spare_workers_are_not_all(spare: int) -> None:
+    with pytest.raises(ValueError, match=f"{spare} of at most 4 workers are to be spare"):
+        CountLimits(most=4, spare=spare)
+
+
+@pytest.mark.parametrize(("present", "asked"), [(2, [2, 1, 3, 4]), (4, [4, 3, 2]), (7, [7, 6, 5, 4, 3, 2])])
+def test_no_more_numbers_are_asked_about_than_a_decision_needs(present: int, asked: list[int]) -> None:
+    """Each is a simulated world. 4 of them are needed so that 3 keep the targets; down to the first that is too few."""
+    limits, found = CountLimits(most=8, spare=1), list[int]()
+
+    def answer(number: int) -> ModeOutlook:
+        found.append(number)
+        return ModeOutlook(attained=min(1.0, number / 3), ttft_p90_s=0.5, itl_p90_s=0.01)
+
+    seen = CountSeen(now_s=60.0, num_there=present, num_coming=0, start_s=30.0)
+    CountPlanner(limits, ttft_s=1.0, start_s=30.0).ask(seen, answer)
+    assert found == asked
