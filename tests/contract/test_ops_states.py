@@ -59,7 +59,7 @@ def passing(ops: Ops, rule: PlainRule, table: np.ndarray, gates: np.ndarray, lay
         )
     }
     x, scores = ops.weight([host(table)]), ops.weight([host(gates)])
-    of = DeltaRule(SIZES, **weight)
+    of = DeltaRule(SIZES, SIZES.num_key_heads, 0, **weight)
     return lambda each: each.gated_delta(each.embed(x), each.embed(scores), layer, of)
 
 

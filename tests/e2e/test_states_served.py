@@ -148,6 +148,19 @@ def test_stages_answer_as_one_process(folder: Path, flags: tuple[str, ...], expe
         split.wait_idle()
 
 
+def test_a_group_that_shares_states_answers_as_one_rank(folder: Path) -> None:
+    """Handed over between two ranks and two, with hits, and when a rank is killed amid streams."""
+    native = ("--backend", "native", *FLAGS)
+    with stack(str(folder), "--topology", "unified", "--tensor-parallel-size", "1", *native) as alone:
+        alike = [answer(alone, seed) for seed in range(NUM_PROMPTS)]
+    with stack(str(folder), "--topology", "1p1d", "--tensor-parallel-size", "2", *native) as split:
+        assert any("every layer shared by 2 processes" in line for line in split.log)
+        answers_until_handed_over(split, answer, alike)
+        killed_amid(split, "decode-0", rank_of(split, "decode-0"), alike)
+        assert [answer(split, seed) for seed in range(NUM_PROMPTS)] == alike
+        split.wait_idle()
+
+
 def test_a_box_that_joins_decodes_what_the_head_computed(
     folder: Path, flags: tuple[str, ...], expected: list[str], tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
 """Layers that keep states, shared out among ranks: logits and cache have the bits of one process.
 
-Red when a stage takes another's state for its own, clears it, or forgets it between steps.
+Red when a rank takes another's state, or part of one, for its own, clears it, or forgets it between steps.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ def traffic(served: Stateful) -> list[np.ndarray]:
     ]
 
 
-def on_ranks(files: ModelFiles, backend: str, num_stages: int) -> tuple[list[np.ndarray], bytearray]:
-    served = Stateful(files, backend=backend)
-    with pipeline(files, num_stages, backend, served.memory, served.layout) as model:
+def on_ranks(
+    files: ModelFiles, backend: str, num_stages: int, group_size: int | None = None, dtype: str = "float32"
+) -> tuple[list[np.ndarray], bytearray]:
+    served = Stateful(files, dtype, backend)
+    with pipeline(files, num_stages, backend, served.memory, served.layout, group_size) as model:
         served.kv = model.ops.kv_cache(served.layout, NUM_BLOCKS, memoryview(served.memory))
         served.decoder = model
         return traffic(served), served.memory
@@ -50,3 +52,26 @@ def test_stages_have_the_bits_of_one_process(family: str, backend: str, num_stag
         else:  # whose products differ by where in memory numbers lie
             assert_same(ours, theirs, 1e-5)
     assert memory == alone.memory or backend != "native"
+
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_groups_have_the_bits_of_each_other_and_what_the_model_computes(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    """Red when a rank convolves another's queries, keys or values, or has its part of a state in another's place."""
+    _, files = saved(family, tmp_path, **HEADS)
+    alone = Stateful(files, dtype, "native")
+    expected = traffic(alone)
+    first, memory = on_ranks(files, "native", 1, 1, dtype)
+    if dtype == "float32":  # what is rounded to 16 bits is now and then rounded to the next number
+        for ours, theirs in zip(first, expected, strict=True):
+            assert_same(ours, theirs)
+    for num_stages, size in ((1, 2), (1, 4), (2, 2)):
+        found, other = on_ranks(files, "native", num_stages, size, dtype)
+        for ours, theirs in zip(found, first, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert other == memory, (num_stages, size)

@@ -186,7 +186,8 @@ def test_the_cut_of_a_row_changes_no_bit_of_its_state(tmp_path: Path) -> None:
     assert sizes is not None and isinstance(served.kv, TorchKVCache)
     torch.manual_seed(1)
     heads = sizes.num_value_heads
-    rule = DeltaRule(sizes, torch.randn(sizes.width, 1, sizes.kernel_size), torch.randn(heads), torch.randn(heads))
+    weights = torch.randn(sizes.width, 1, sizes.kernel_size), torch.randn(heads), torch.randn(heads)
+    rule = DeltaRule(sizes, sizes.num_key_heads, 0, *weights)
     x, gates = torch.randn(40, sizes.width), torch.randn(40, 2 * heads)
 
     def computed(lengths: list[int], slot: int) -> torch.Tensor:
@@ -250,13 +251,15 @@ def test_requests_of_a_step_that_failed_end() -> None:
     assert result.failures[RequestId("a")].reason == "the engine failed in a step: no numbers"
 
 
-def test_what_states_cannot_have_is_refused_at_the_start() -> None:
-    message = "^--tensor-parallel-size 2: a model that keeps a state .*; choose a tensor parallel size of 1$"
+def test_heads_of_states_that_cannot_be_shared_are_refused_at_the_start() -> None:
+    message = "^--tensor-parallel-size 4: 4 ranks cannot share 2 key heads of states evenly; choose .* size of 2$"
     with pytest.raises(SettingsError, match=message):
-        planned(tensor_parallel_size=2)
+        planned(tensor_parallel_size=4)
 
 
-@pytest.mark.parametrize("asked", [{"pipeline_parallel_size": 2}, {"cluster": "127.0.0.1:7000"}])
+@pytest.mark.parametrize(
+    "asked", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}, {"cluster": "127.0.0.1:7000"}]
+)
 def test_states_are_served_in_stages_and_over_boxes(asked: dict[str, Any]) -> None:
     assert planned(**asked).workers
 

@@ -389,14 +389,14 @@ void bind_operations(nb::class_<Program>& program) {
   program.def(
       "pass_states",
       [](Program& self, Columns in, Columns gates, Columns out, int64_t layer, int64_t num_key_heads,
-         int64_t num_value_heads, int64_t key_size, int64_t value_size, int64_t kernel_size,
-         const VectorWeight& convolution, const VectorWeight& decay, const VectorWeight& decay_bias) {
-        const DeltaSizes sizes{num_key_heads, num_value_heads, key_size, value_size, kernel_size};
+         int64_t num_value_heads, int64_t key_size, int64_t value_size, int64_t kernel_size, int64_t num_state_heads,
+         int64_t first_head, const VectorWeight& convolution, const VectorWeight& decay, const VectorWeight& decay_bias) {
+        const DeltaSizes sizes{num_key_heads, num_value_heads, key_size, value_size, kernel_size, num_state_heads, first_head};
         self.add(op::PassStates{view_of(in), view_of(gates), view_of(out), layer, sizes,
                                 by_tap(convolution.values, kernel_size), minus_exp(decay.values), decay_bias.values});
       },
       "in_"_a, "gates"_a, "out"_a, "layer"_a, "num_key_heads"_a, "num_value_heads"_a, "key_size"_a, "value_size"_a,
-      "kernel_size"_a, "convolution"_a, "decay"_a, "decay_bias"_a,
+      "kernel_size"_a, "num_state_heads"_a, "first_head"_a, "convolution"_a, "decay"_a, "decay_bias"_a,
       "`convolution` [C, kernel size], `decay` its logarithm, as checkpoints have them.");
   program.def(
       "gate",

@@ -23,6 +23,11 @@ void Program::check(const op::PassStates& pass) {
            text(sizes.num_key_heads) + " key heads of " + text(sizes.key_size) + " behind a convolution of " +
            text(sizes.kernel_size));
   }
+  const bool is_part = sizes.num_state_heads != 0 || sizes.first_head != 0;
+  if (sizes.first_head < 0 || (is_part && sizes.first_head + sizes.num_key_heads > sizes.num_state_heads)) {
+    refuse("key heads " + text(sizes.first_head) + " to " + text(sizes.first_head + sizes.num_key_heads) +
+           " are not among the " + text(sizes.num_state_heads) + " of a state");
+  }
   const auto has = [](const Vector& weights, int64_t size) { return static_cast<int64_t>(weights.size()) == size; };
   if (!has(pass.convolution, sizes.kernel_size * sizes.width()) || !has(pass.decay, sizes.num_value_heads) ||
       !has(pass.decay_bias, sizes.num_value_heads)) {

@@ -13,10 +13,16 @@ const DeltaKernels& delta_kernels_avx512();
 const DeltaKernels& delta_kernels_neon();
 #endif
 
+DeltaSizes DeltaSizes::of_state() const {
+  if (num_state_heads == 0) return *this;
+  return {num_state_heads, num_state_heads * values_per_key(), key_size, value_size, kernel_size};
+}
+
 size_t DeltaSizes::state_bytes(KVType type) const {
+  const DeltaSizes all = of_state();
   const int64_t element_bytes = type == KVType::f32 ? 4 : 2;
-  const int64_t matrices = num_value_heads * matrix_floats() * static_cast<int64_t>(sizeof(float));
-  return static_cast<size_t>(matrices + (kernel_size - 1) * width() * element_bytes);
+  const int64_t matrices = all.num_value_heads * matrix_floats() * static_cast<int64_t>(sizeof(float));
+  return static_cast<size_t>(matrices + (kernel_size - 1) * all.width() * element_bytes);
 }
 
 int64_t DeltaSizes::scratch_floats() const {

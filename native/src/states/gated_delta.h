@@ -4,6 +4,9 @@
 // them the last inputs of the convolution [kernel size - 1, C] as the cache stores numbers. C are queries, keys and
 // values of all heads. What is convolved is rounded to what the cache stores, a token's own inputs too.
 //
+// A rank of several has some of the key heads, and the value heads that share them, and reads and writes only their parts
+// of a state.
+//
 // Tokens are computed one after the other: on one path a token has the same bits however its row is cut into steps, and
 // whatever else is in a step. Source: Gated Delta Networks (arXiv:2412.06464).
 #pragma once
@@ -21,6 +24,9 @@ struct DeltaSizes {
   int64_t num_value_heads;  // a multiple of them
   int64_t key_size, value_size;  // elements of a head
   int64_t kernel_size;           // tokens that the convolution sees, its own included
+  int64_t num_state_heads = 0;   // key heads of the state, where these are some of them; 0: these are all
+  int64_t first_head = 0;        // of the state's key heads, the first one here
+  DeltaSizes of_state() const;   // of all that lies in the state
   int64_t values_per_key() const { return num_value_heads / num_key_heads; }
   int64_t num_keys() const { return num_key_heads * key_size; }
   int64_t num_values() const { return num_value_heads * value_size; }

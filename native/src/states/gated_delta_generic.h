@@ -28,14 +28,15 @@ struct GatedDelta {
   static constexpr int64_t COLUMNS = 2 * W;
   static_assert(COLUMNS <= MOST_COLUMNS);
 
-  // Columns of x that a key head computes, and where they lie among those of the head.
+  // Columns of x that a key head computes, and where they lie among those of the head and in the state.
   struct Part {
-    int64_t column, size, place;
+    int64_t column, size, place, in_state;
   };
 
   struct Head {
     const DeltaRule& rule;
     const DeltaRow& row;
+    DeltaSizes state;
     int64_t number, width, num_before;  // inputs before a run that its convolution sees
     Part parts[3];
     float* inputs;     // [num_before + RUN_TOKENS, width]
@@ -43,13 +44,13 @@ struct GatedDelta {
     float* columns;    // [key size, COLUMNS]
     float written[RUN_TOKENS], kept[RUN_TOKENS];  // of one value head
     float* matrix(int64_t value_head) const {
-      return reinterpret_cast<float*>(row.state) + value_head * rule.sizes.matrix_floats();
+      const int64_t in_state = value_head + rule.sizes.first_head * state.values_per_key();
+      return reinterpret_cast<float*>(row.state) + in_state * state.matrix_floats();
     }
-    uint8_t* stored(int64_t token, int64_t column) const {
-      const DeltaSizes& sizes = rule.sizes;
+    uint8_t* stored(int64_t token, const Part& part) const {
       const int64_t element_bytes = rule.type == KVType::f32 ? 4 : 2;
-      return row.state + sizes.num_value_heads * sizes.matrix_floats() * static_cast<int64_t>(sizeof(float)) +
-             (token * sizes.width() + column) * element_bytes;
+      return row.state + state.num_value_heads * state.matrix_floats() * static_cast<int64_t>(sizeof(float)) +
+             (token * state.width() + part.in_state) * element_bytes;
     }
   };
 
@@ -57,15 +58,18 @@ struct GatedDelta {
     const DeltaSizes& sizes = rule.sizes;
     const int64_t size = sizes.key_size, values = sizes.values_per_key() * sizes.value_size;
     const int64_t width = head_width(sizes), num_before = sizes.kernel_size - 1;
+    const DeltaSizes state = sizes.of_state();
+    const int64_t in_state = sizes.first_head + number;
     float* convolved = scratch + (num_before + RUN_TOKENS) * width;
     return {rule,
             row,
+            state,
             number,
             width,
             num_before,
-            {{number * size, size, 0},
-             {sizes.num_keys() + number * size, size, size},
-             {2 * sizes.num_keys() + number * values, values, 2 * size}},
+            {{number * size, size, 0, in_state * size},
+             {sizes.num_keys() + number * size, size, size, state.num_keys() + in_state * size},
+             {2 * sizes.num_keys() + number * values, values, 2 * size, 2 * state.num_keys() + in_state * values}},
             scratch,
             convolved,
             convolved + RUN_TOKENS * width,
@@ -111,7 +115,7 @@ struct GatedDelta {
     }
     for (int64_t token = 0; token < head.num_before; ++token) {
       for (const Part& part : head.parts) {
-        load_numbers(head.rule.type, head.stored(token, part.column), part.size,
+        load_numbers(head.rule.type, head.stored(token, part), part.size,
                      head.inputs + token * head.width + part.place);
       }
     }
@@ -122,7 +126,7 @@ struct GatedDelta {
     for (int64_t token = 0; token < head.num_before; ++token) {
       for (const Part& part : head.parts) {
         store_numbers(head.rule.type, head.inputs + token * head.width + part.place, part.size,
-                      head.stored(token, part.column));
+                      head.stored(token, part));
       }
     }
   }

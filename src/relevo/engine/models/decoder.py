@@ -179,10 +179,11 @@ class Decoder:
         return ops.gate(attended, gates[0]) if gates else attended
 
     def _from_state(self, ops: Operations, x: Buffer, part: Slice, layer: DeltaWeights, index: int) -> Buffer:
-        delta = part.config.delta
-        assert delta is not None, "the layer has a state"
+        delta, whole = part.config.delta, self.config.delta
+        assert delta is not None and whole is not None, "the layer has a state"
         qkv, z = ops.split(ops.linear(x, layer.inputs, None), (delta.width, delta.num_values))
-        rule = DeltaRule(delta, layer.convolution, layer.decay, layer.decay_bias)
+        heads = (whole.num_key_heads, part.number * delta.num_key_heads)
+        rule = DeltaRule(delta, *heads, layer.convolution, layer.decay, layer.decay_bias)
         values = ops.gated_delta(qkv, ops.linear(x, layer.gates, None), index, rule)
         return ops.gated_norm(values, layer.norm, z, part.config.rms_norm_eps)
 

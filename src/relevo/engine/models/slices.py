@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from relevo.core.errors import SettingsError, UnsupportedModel
-from relevo.core.model import ExpertsConfig, ModelConfig
+from relevo.core.model import ExpertsConfig, GatedDelta, ModelConfig
 
 SIZES = (1, 2, 4, 8)  # of a tensor group; the last one is also how many slices a model has at most
 
@@ -63,8 +63,14 @@ class Share:
             num_kv_heads=most if config.latent is not None else len(kv_heads),
             intermediate_size=config.intermediate_size // count,
             experts=self._experts(config.experts, number) if config.experts else None,
+            delta=self._delta(config.delta) if config.delta else None,
         )
         return Slice(sliced, number, count, heads, kv_heads.start)
+
+    def _delta(self, delta: GatedDelta) -> GatedDelta:
+        """Key heads, and the value heads that share them."""
+        keys, values = delta.num_key_heads // self.num_slices, delta.num_value_heads // self.num_slices
+        return replace(delta, num_key_heads=keys, num_value_heads=values)
 
     def _experts(self, experts: ExpertsConfig, number: int) -> ExpertsConfig:
         shared, count = experts.shared_size // self.num_slices, self.num_slices
@@ -124,7 +130,7 @@ def _uncut(config: ModelConfig) -> str | None:
     """A model that no size but one divides, whatever its sizes are; None: they decide."""
     if config.qk_norm and config.qk_norm_spans_heads:
         return "a model whose norms of queries and keys span all heads"
-    return None if config.delta is None else "a model that keeps a state per sequence"
+    return None
 
 
 def _obstacles(config: ModelConfig, size: int, whole_experts: bool) -> Iterator[str]:
@@ -139,6 +145,8 @@ def _obstacles(config: ModelConfig, size: int, whole_experts: bool) -> Iterator[
         else:
             shared_out["columns of an expert"] = experts.intermediate_size
         shared_out["columns of the shared experts"] = experts.shared_size
+    if config.delta is not None:
+        shared_out["key heads of states"] = config.delta.num_key_heads
     yield from (f"{count} {what}" for what, count in shared_out.items() if count % size)
     heads, kv_heads = zip(*(_heads_of(config, number, size) for number in range(size)), strict=True)
     if not all(heads):

@@ -101,6 +101,8 @@ class DeltaRule:
     """What a gated delta rule computes with."""
 
     sizes: GatedDelta
+    num_state_heads: int  # key heads of the state, of which a slice of a model has some
+    first_head: int  # of these, the first one here
     convolution: Buffer  # [C, 1, kernel]
     decay: Buffer  # [Hv] float32, its logarithm
     decay_bias: Buffer  # [Hv] float32

@@ -289,6 +289,8 @@ class Recorder:
             "key_size": sizes.key_size,
             "value_size": sizes.value_size,
             "kernel_size": sizes.kernel_size,
+            "num_state_heads": rule.num_state_heads,
+            "first_head": rule.first_head,
             "convolution": rule.convolution,
             "decay": rule.decay,
             "decay_bias": rule.decay_bias,

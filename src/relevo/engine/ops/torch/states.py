@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 
+from relevo.core.errors import UnsupportedModel
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.cache_groups import layer_places, state_groups
@@ -58,7 +59,10 @@ class StateMemory:
 def gated_delta(
     memory: StateMemory, inputs: StepInputs, x: torch.Tensor, gates: torch.Tensor, layer: int, rule: DeltaRule
 ) -> torch.Tensor:
-    """x [T, C], gates [T, 2 * Hv] -> [T, V]. Rows of one token are computed together, longer ones apart."""
+    """x [T, C], gates [T, 2 * Hv] -> [T, V]. Rows of one token are computed together, longer ones apart. Raises
+    UnsupportedModel for some of a state's heads."""
+    if rule.sizes.num_key_heads != rule.num_state_heads:
+        raise UnsupportedModel("a part of a state is not implemented on the torch backend; use the native one")
     firsts, ends = inputs.row_first_token[:-1].tolist(), inputs.row_first_token[1:].tolist()
     short = [row for row, (first, end) in enumerate(zip(firsts, ends, strict=True)) if end - first == 1]
     together = [[row] for row in range(len(firsts)) if ends[row] - firsts[row] > 1] + ([short] if short else [])
