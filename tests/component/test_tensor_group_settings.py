@@ -14,13 +14,13 @@ import pytest
 from test_backend_selection import MODEL, plan
 
 from relevo.build.cluster import cluster_facts, compute_of, node_facts
-from relevo.build.cores import cores_of_rank
 from relevo.build.hardware import Hardware
 from relevo.build.join import _with_equal as with_equal
 from relevo.build.model import rank_share
 from relevo.build.resolve import WORKER_BYTES, ModelAsk, ModelPlan, resolve_model, worker_bytes
 from relevo.core.errors import SettingsError
 from relevo.core.model import ModelConfig
+from relevo.engine.ranks.rank_cores import cores_of_rank
 from relevo.settings import Settings
 
 NINE_HEADS = replace(MODEL, num_heads=9, num_kv_heads=3)

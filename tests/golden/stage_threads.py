@@ -19,6 +19,8 @@ from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import Ops
 from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.pairwise import PairwiseCollectives
+from relevo.engine.ranks.pieces import PIECE_TOKENS
+from relevo.engine.ranks.rank_cores import RankCores
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.ranked_model import RankedModel
 from relevo.engine.ranks.stage_rank import StageRank
@@ -38,6 +40,11 @@ def load_share(files: ModelFiles, group: RankGroup, stage: range) -> Model:
     return spec_of(config).load(config, files.tensors(), ops, config.max_position, share, stage)
 
 
+def rank_cores(rank: int, group_size: int, num_ranks: int, ops: Ops) -> RankCores:
+    """Of a worker with a core for each rank, in name: threads of all ranks run where this process may."""
+    return RankCores(range(num_ranks), rank, group_size, num_ranks, lambda cores: ops.use_cores([0] * len(cores)))
+
+
 def lost(error: RankLost) -> NoReturn:
     raise error
 
@@ -50,6 +57,7 @@ def pipeline(
     memory: bytearray | memoryview,
     layout: KVLayout,
     group_size: int | None = None,
+    piece_tokens: int = PIECE_TOKENS,
 ) -> Iterator[RankedModel]:
     """Every rank but the last in a thread of its own, over one memory. `group_size`: ranks of a stage; None: one, of a
     model that is not cut."""
@@ -65,11 +73,14 @@ def pipeline(
 
     for number, group in enumerate(groups[:-1]):
         model = loaded(number)
-        rank = StageRank(model, model.ops.kv_cache(layout, num_blocks, memoryview(memory)), group, model.ops.use_cores)
+        kv = model.ops.kv_cache(layout, num_blocks, memoryview(memory))
+        rank = StageRank(model, kv, group, rank_cores(number, size, len(groups), model.ops))
         threads.append(threading.Thread(target=_run, args=(rank,), daemon=True))
         threads[-1].start()
     try:
-        yield RankedModel(loaded(len(groups) - 1), groups[-1], lost)
+        last = loaded(len(groups) - 1)
+        cores = rank_cores(len(groups) - 1, size, len(groups), last.ops)
+        yield RankedModel(last, groups[-1], cores, lost, piece_tokens)
     finally:
         for group in groups:
             group.collectives.close()

@@ -34,6 +34,7 @@ from relevo.engine.models.families import spec_of
 from relevo.engine.models.spec import Model
 from relevo.engine.ops.protocol import Ops
 from relevo.engine.ranks.pairwise import PairwiseCollectives
+from relevo.engine.ranks.rank_cores import RankCores
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.ranked_model import RankedModel, StepFailed
 from relevo.engine.ranks.stage_rank import StageRank
@@ -108,6 +109,36 @@ def test_stages_have_the_bits_of_one_rank(files: ModelFiles, backend: str, dtype
             assert apart == alone, "the cache of every layer, which another worker may go on with"
 
 
+@pytest.mark.parametrize("piece_tokens", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3])
+def test_pieces_in_the_pipe_have_the_bits_of_whole_steps(files: ModelFiles, size: int, piece_tokens: int) -> None:
+    """Rows are cut in blocks and between them, decodes share pieces with prompts. Red when a piece attends to what is
+    behind it, clears a block that the piece before has begun, or has its logits at another's place."""
+    alone, apart = memory_of(files, "float32"), memory_of(files, "float32")
+    ops = make_ops("native")
+    whole, kv = load(files, ops), cache(files, ops, alone, "float32")
+    with pipeline(files, size, "native", apart, small_layout(files.config), piece_tokens=piece_tokens) as model:
+        own = cache(files, model.ops, apart, "float32")
+        for rows in steps():
+            np.testing.assert_array_equal(logits(model, own, rows), logits(whole, kv, rows))
+            assert apart == alone
+    assert (model.expert_counts.tokens == whole.expert_counts.tokens[-len(model.expert_counts.tokens) or None :]).all()
+
+
+def test_logits_that_are_asked_for_in_any_order_are_found_in_their_pieces(files: ModelFiles) -> None:
+    inputs = pack_rows([row(prompt(13, 1), 0, [4, 9, 1, 16])], BLOCK_SIZE)
+    ops, alone, apart = make_ops("native"), memory_of(files, "float32"), memory_of(files, "float32")
+    whole, kv = load(files, ops), cache(files, ops, alone, "float32")
+    with pipeline(files, 2, "native", apart, small_layout(files.config), piece_tokens=4) as model:
+        own = cache(files, model.ops, apart, "float32")
+        for asked in ([12], [], [0], [11, 2, 2, 7, 12, 5]):
+            found, expected = model.forward(inputs, own, asked), whole.forward(inputs, kv, asked)
+            np.testing.assert_array_equal(found.values, expected.values)
+            assert found.summaries is not None and expected.summaries is not None
+            np.testing.assert_array_equal(found.summaries.best, expected.summaries.best)
+            np.testing.assert_array_equal(found.summaries.finite, expected.summaries.finite)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("size", "then"), [(2, 1), (1, 2), (3, 2)])
 def test_another_number_of_ranks_goes_on_in_the_same_blocks(
@@ -146,6 +177,24 @@ def test_a_step_that_a_stage_cannot_compute_leaves_every_rank_as_it_was(files: M
             np.testing.assert_array_equal(logits(model, own, rows), logits(whole, kv, rows))
 
 
+@pytest.mark.parametrize("place", [0, 6, 12])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_piece_that_fails_ends_its_step_only(files: ModelFiles, size: int, place: int) -> None:
+    """In any piece, while others are in the pipe behind it and before it."""
+    alone, memory = memory_of(files, "float32"), memory_of(files, "float32")
+    ops, tokens = make_ops("native"), prompt(13, 1)
+    whole, kv = load(files, ops), cache(files, ops, alone, "float32")
+    tokens[place] = VOCAB
+    with pipeline(files, size, "native", memory, small_layout(files.config), piece_tokens=2) as model:
+        own = cache(files, model.ops, memory, "float32")
+        for _ in range(2):
+            with pytest.raises(StepFailed, match=r"rank 0: token id .* is outside the vocabulary"):
+                logits(model, own, [row(tokens, 0, [4, 9, 1, 16])])
+        for rows in steps():
+            np.testing.assert_array_equal(logits(model, own, rows), logits(whole, kv, rows))
+    assert memory == alone
+
+
 def test_ranks_read_what_is_theirs_only(files: ModelFiles) -> None:
     """Every weight once; a tied matrix by the first and the last."""
     spec, config = spec_of(files.config), files.config
@@ -160,14 +209,22 @@ def test_ranks_read_what_is_theirs_only(files: ModelFiles) -> None:
 
 
 def test_cores_are_told_to_every_rank(files: ModelFiles) -> None:
-    told: list[tuple[int, ...]] = []
+    told: list[tuple[int, tuple[int, ...]]] = []
     ranks = PairwiseCollectives.local(2)
-    ops = make_ops("native")
-    rank = StageRank(load(files, ops, range(1)), None, RankGroup(ranks[0], 1), lambda cores: told.append(tuple(cores)))
+
+    def cores(rank: int) -> RankCores:
+        def compute_on(own: Sequence[int]) -> bool:
+            told.append((rank, tuple(own)))
+            return True
+
+        return RankCores([0, 1], rank, 1, 2, compute_on)
+
+    first = load(files, make_ops("native"), range(1))
+    rank = StageRank(first, None, RankGroup(ranks[0], 1), cores(0))
     last = load(files, make_ops("native"), range(1, files.config.num_layers))
-    RankedModel(last, RankGroup(ranks[1], 1), lost).use_cores([1, 0])
+    assert RankedModel(last, RankGroup(ranks[1], 1), cores(1), lost).use_cores([1, 0])
     rank.turn()
-    assert told == [(1, 0)]
+    assert told == [(1, (1, 0)), (0, (1, 0))]
 
 
 def test_states_of_another_shape_are_refused(files: ModelFiles) -> None:

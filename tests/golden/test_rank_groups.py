@@ -76,10 +76,10 @@ def alone(case: str) -> tuple[list[np.ndarray], bytes]:
     return computed(case, 1, 1)
 
 
-def computed(case: str, num_stages: int, size: int) -> tuple[list[np.ndarray], bytes]:
+def computed(case: str, num_stages: int, size: int, piece_tokens: int = 64) -> tuple[list[np.ndarray], bytes]:
     files = files_of(case)
     memory = memory_of(files)
-    with pipeline(files, num_stages, "native", memory, small_layout(files.config), size) as model:
+    with pipeline(files, num_stages, "native", memory, small_layout(files.config), size, piece_tokens) as model:
         kv = model.ops.kv_cache(small_layout(files.config), NUM_BLOCKS, memoryview(memory))
         return logits(model, kv), bytes(memory)
 
@@ -91,6 +91,14 @@ def test_stages_of_several_ranks_have_the_bits_of_one(case: str, num_stages: int
     for one, other in zip(found[0], expected[0], strict=True):
         np.testing.assert_array_equal(one, other)
     assert found[1] == expected[1], "the cache, which other workers may go on with"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pieces_in_the_pipe_of_groups_have_the_bits_of_one(case: str) -> None:
+    found, expected = computed(case, 3, 2, piece_tokens=3), alone(case)
+    for one, other in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert found[1] == expected[1]
 
 
 @pytest.mark.parametrize(("num_stages", "size"), [(1, 4), (2, 2)])

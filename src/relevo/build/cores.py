@@ -6,6 +6,10 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from relevo.engine.ops.protocol import Ops
 
 
 def compute_here(cores: Sequence[int]) -> None:
@@ -17,12 +21,10 @@ def compute_here(cores: Sequence[int]) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def cores_of_rank(cores: Sequence[int], rank: int, size: int) -> Sequence[int]:
-    """Of one of so many that compute at the same time: as many for each, since a sum waits for the slowest. What is
-    left over stays idle; with fewer cores than ranks some share one."""
-    each = max(1, len(cores) // size)
-    first = rank * each % len(cores)
-    return cores[first : first + each]
+def compute_on(ops: Ops, cores: Sequence[int]) -> bool:
+    """All threads of this process from now on. False: it does not compute on cores."""
+    pin_threads(cores)
+    return ops.use_cores(cores)
 
 
 def pin_threads(cores: Sequence[int]) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from relevo.build.backend import make_ops
 from relevo.build.configs import RankConfig
-from relevo.build.cores import compute_here, cores_of_rank, pin_threads
+from relevo.build.cores import compute_here, compute_on
 from relevo.build.model import kv_layout, load_model
 from relevo.core.errors import StartError
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.ranks.collectives import RankLost
+from relevo.engine.ranks.rank_cores import RankCores, cores_of_rank
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.shared_memory import RankEnds, join_ranks
 from relevo.engine.ranks.stage_rank import StageRank
@@ -38,12 +40,8 @@ def run_rank(config: RankConfig, report: Callable[[Status], None]) -> None:
     ops = make_ops(worker, cores_of_rank(worker.cores, place, size), group if size > 1 else None)
     model = load_model(worker, files, ops, stage=range(*config.layers), rank=place)
 
-    def use_cores(cores: Sequence[int]) -> None:
-        own = cores_of_rank(cores, place, size)
-        pin_threads(own)
-        ops.use_cores(own)
-
-    rank = StageRank(model, ops.kv_cache(layout, arena.num_blocks, arena.buffer), group, use_cores)
+    cores = RankCores(worker.cores, config.rank, size, worker.num_ranks, partial(compute_on, ops))
+    rank = StageRank(model, ops.kv_cache(layout, arena.num_blocks, arena.buffer), group, cores)
     report(Status(kind="ready"))
     gc.freeze()
     gc.enable()

@@ -24,6 +24,7 @@ from relevo.build.configs import RankConfig, WorkerConfig
 from relevo.core.errors import StartError
 from relevo.engine.models.spec import Model
 from relevo.engine.ranks.collectives import RankLost
+from relevo.engine.ranks.rank_cores import RankCores
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.ranked_model import RankedModel
 from relevo.engine.ranks.shared_memory import RankEnds, join_ranks, open_ends
@@ -85,9 +86,9 @@ class RankProcesses:
                 if each.status_fd in readable:
                     self._read(each)
 
-    def model(self, last: Model) -> RankedModel:
+    def model(self, last: Model, cores: RankCores) -> RankedModel:
         """`last`: of the worker's own layers, its share of them."""
-        return RankedModel(last, self.group, self._lose)
+        return RankedModel(last, self.group, cores, self._lose)
 
     def watch(self, server: WireServer) -> None:
         """From now on the end of one is seen between two steps too."""

@@ -14,7 +14,7 @@ import msgspec
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import WorkerConfig
-from relevo.build.cores import compute_here, cores_of_rank, pin_threads
+from relevo.build.cores import compute_here, compute_on
 from relevo.build.machine_limits import limits_at_start
 from relevo.build.model import kv_layout, load_model
 from relevo.build.model_work import model_work, operand
@@ -29,6 +29,7 @@ from relevo.core.ports import ModelRunner
 from relevo.engine.grammars import Grammars
 from relevo.engine.hello import WorkerIdentity
 from relevo.engine.loop import EngineLoop
+from relevo.engine.ranks.rank_cores import RankCores, cores_of_rank
 from relevo.kv.arena import Arena
 from relevo.kv.door import KVDoor
 from relevo.kv.transport_set import TransportSet
@@ -47,7 +48,6 @@ from relevo.wire.status import Status
 if TYPE_CHECKING:
     from relevo.build.rank_processes import RankProcesses
     from relevo.engine.models.spec import Model
-    from relevo.engine.ranks.ranked_model import RankedModel
 
 log = logging.getLogger("relevo.engine")
 
@@ -188,10 +188,12 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     model: Model = load_model(config, files, ops, progress, stage, config.group_size - 1)
     phases.done("weights")
     log.info("weights loaded: %s", files.load_report)
-    ranked: RankedModel | None = None
+    take_cores: Callable[[Sequence[int]], bool] = partial(compute_on, ops)
     if ranks is not None:
         ranks.wait_until_ready(report)
-        model = ranked = ranks.model(model)
+        cores = RankCores(config.cores, config.num_ranks - 1, config.group_size, config.num_ranks, take_cores)
+        model = ranked = ranks.model(model, cores)
+        take_cores = ranked.use_cores
         phases.done("waiting for ranks")
     masks = GrammarMasks(grammars, files.config.vocab_size, len(own_cores(config, config.cores)))
     sampler = Sampler(files.config.vocab_size, model.ops.row_math)
@@ -208,15 +210,9 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     limits = limits_at_start(config, work, operand(files, config))
     phases.done("limits of its cores")
 
-    def compute_on(cores: Sequence[int]) -> bool:
-        pin_threads(own_cores(config, cores))
-        if ranked is not None:
-            ranked.use_cores(cores)
-        return runner.use_cores(own_cores(config, cores))
-
     counts = model.expert_counts
     expert_loads = counts.loads if counts.layers else None
-    return Built(runner, arena, costs, grammars, compute_on, work, limits, expert_loads, ranks)
+    return Built(runner, arena, costs, grammars, take_cores, work, limits, expert_loads, ranks)
 
 
 def own_cores(config: WorkerConfig, cores: Sequence[int]) -> Sequence[int]:

@@ -46,6 +46,24 @@ class StepInputs:
     def num_groups(self) -> int:
         return len(self.block_tables)
 
+    def part(self, first: int, last: int) -> StepInputs:
+        """Tokens first up to last of the step, as a step of their own: a row that is cut attends as far as it got."""
+        ends = self.row_first_token
+        rows = slice(int(np.searchsorted(ends, first, "right")) - 1, int(np.searchsorted(ends, last, "left")))
+        row_first_token = np.clip(ends[rows.start : rows.stop + 1], first, last) - first
+        left = np.maximum(ends[rows.start + 1 : rows.stop + 1] - last, 0)  # of the row that goes on behind `last`
+        return StepInputs(
+            token_ids=self.token_ids[first:last],
+            positions=self.positions[first:last],
+            block_of_token=np.ascontiguousarray(self.block_of_token[:, first:last]),
+            offset_of_token=self.offset_of_token[first:last],
+            row_first_token=row_first_token,
+            context_lengths=self.context_lengths[rows] - left,
+            block_tables=np.ascontiguousarray(self.block_tables[:, rows]),
+            block_size=self.block_size,
+            state_blocks=tuple(each[rows] for each in self.state_blocks),
+        )
+
     def fresh_tail_blocks(self) -> list[list[BlockId]]:
         """Of each KV group, last blocks of rows that this step enters at their first slot and does not fill; empty if
         there are none in any: rows end alike in all."""

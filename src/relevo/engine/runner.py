@@ -77,10 +77,6 @@ class LocalRunner:
         self._packer = StepPacker(arena.layout.block_size, num_state_groups(arena.layout))
         self._kv = model.ops.kv_cache(arena.layout, arena.num_blocks, arena.buffer)
 
-    def use_cores(self, cores: Sequence[int]) -> bool:
-        """Not while a step is executed. False: it does not compute on cores."""
-        return self._model.ops.use_cores(cores)
-
     def execute(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         if plan.block_copies:

@@ -270,6 +270,7 @@ class Ops(Protocol):
     native_formats: frozenset[str]  # keys of BLOCK_FORMATS that `weight` takes as the file's bytes
     kv_in_host_memory: bool  # False: the cache lies on a device, and a transport over host memory cannot move it
     row_math: RowMath  # for the logits of its programs
+    is_batch_invariant: bool  # a token's numbers keep their bits, whatever else is computed in its step
 
     def use_cores(self, cores: Sequence[int]) -> bool:
         """Compute on one thread per core from the next call on; the caller's is the first. Results keep their bits.

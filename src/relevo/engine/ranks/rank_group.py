@@ -9,14 +9,24 @@ sum says that its sender has left the step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from relevo.engine.ops.protocol import Hidden
 from relevo.engine.ranks.collectives import PIECE_BYTES, Array, Collectives, Float32Array, RankLost
 from relevo.engine.ranks.pairwise import tree_sum
-from relevo.engine.ranks.step_messages import StageFailed, is_word, read_word, word_of
+from relevo.engine.ranks.step_messages import (
+    Piece,
+    StageFailed,
+    Step,
+    is_word,
+    read_handed_on,
+    read_word,
+    word_of,
+)
 
 log = logging.getLogger("relevo.engine")
 
@@ -50,6 +60,24 @@ class RankGroup:
                 self.collectives.send(other, [piece])
             parts = {self.collectives.rank: piece} | {other: self._sum_of(other) for other in self._others}
             piece[...] = tree_sum([parts[member] for member in self._members])
+
+    def piece_by_piece(
+        self, step: Step, compute: Callable[[Piece, Hidden | None], _Made]
+    ) -> Iterator[tuple[Piece, _Made | StageFailed]]:
+        """What each piece of a step comes to on this rank, of what the stage before hands on of it (None: there is
+        none). Behind one that has failed none is computed, and all say the same. Raises RankLost."""
+        failed: StageFailed | None = None
+        for piece in step.pieces():
+            arrived = None if self.before is None else read_handed_on(self.collectives.receive(self.before))
+            outcome: _Made | StageFailed
+            if failed is not None:
+                outcome = failed
+            elif isinstance(arrived, StageFailed):
+                outcome = arrived
+            else:
+                outcome = self.together(partial(compute, piece, arrived))
+            failed = outcome if isinstance(outcome, StageFailed) else None
+            yield piece, outcome
 
     def together(self, compute: Callable[[], _Made]) -> _Made | StageFailed:
         """What a step comes to on this rank; all ranks of the group call it. Where one of them raises, all get the same

@@ -2,25 +2,22 @@
 comes to.
 
 It knows no requests and decides nothing. What raises in a step is handed on in place of the stage's states, so that
-every step brings one message over every link whatever happens, and the last rank can tell its loop.
+every piece of a step brings one message over every link whatever happens, and the last rank can tell its loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from relevo.engine.models.spec import Model
-from relevo.engine.ops.protocol import Buffer, Hidden
+from relevo.engine.ops.protocol import Buffer, Hidden, StepLogits
+from relevo.engine.ranks.rank_cores import RankCores
 from relevo.engine.ranks.rank_group import RankGroup
-from relevo.engine.ranks.step_messages import StageFailed, Step, UseCores, handed_on, read_handed_on, read_order
+from relevo.engine.ranks.step_messages import Piece, Step, UseCores, handed_on, read_order
 
 
 class StageRank:
-    def __init__(
-        self, model: Model, kv: Buffer, group: RankGroup, use_cores: Callable[[Sequence[int]], object]
-    ) -> None:
+    def __init__(self, model: Model, kv: Buffer, group: RankGroup, cores: RankCores) -> None:
         """`kv`: the cache of the whole worker, of which this rank writes its own layers, or its heads of them."""
-        self._model, self._kv, self._group, self._use_cores = model, kv, group, use_cores
+        self._model, self._kv, self._group, self._cores = model, kv, group, cores
 
     def run(self) -> None:
         """Until a rank has ended, which all of them do when their worker does: raises RankLost."""
@@ -32,24 +29,26 @@ class StageRank:
         ranks = self._group.collectives
         order = read_order(ranks.receive(ranks.size - 1))
         if isinstance(order, UseCores):
-            self._use_cores(order.cores)
-        elif self._group.behind is None:
+            self._cores.use(order.cores)
+            return
+        self._cores.divide(len(order.ends) > 1)
+        if self._group.behind is None:
             self._compute_last(order)
         else:
-            ranks.send(self._group.behind, handed_on(self._computed(order)))
+            self._compute_inner(order, self._group.behind)
+
+    def _compute_inner(self, step: Step, behind: int) -> None:
+        def compute(piece: Piece, arrived: Hidden | None) -> Hidden:
+            return self._model.forward_inner(piece.inputs, self._kv, arrived)
+
+        for _, outcome in self._group.piece_by_piece(step, compute):
+            self._group.collectives.send(behind, handed_on(outcome))
 
     def _compute_last(self, step: Step) -> None:
         """What it comes to all ranks of the group have, and the last one takes it further."""
-        arrived = self._arrived()
-        if not isinstance(arrived, StageFailed):
-            self._group.together(lambda: self._model.forward(step.inputs, self._kv, step.logit_tokens, arrived))
 
-    def _computed(self, step: Step) -> Hidden | StageFailed:
-        arrived = self._arrived()
-        if isinstance(arrived, StageFailed):
-            return arrived
-        return self._group.together(lambda: self._model.forward_inner(step.inputs, self._kv, arrived))
+        def compute(piece: Piece, arrived: Hidden | None) -> StepLogits:
+            return self._model.forward(piece.inputs, self._kv, piece.logit_tokens, arrived)
 
-    def _arrived(self) -> Hidden | StageFailed | None:
-        before = self._group.before
-        return None if before is None else read_handed_on(self._group.collectives.receive(before))
+        for _ in self._group.piece_by_piece(step, compute):
+            pass

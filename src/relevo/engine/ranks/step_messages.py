@@ -6,8 +6,9 @@ Owns the words. A step is told whole, in the arrays that it is packed in: a rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ _ARRAYS = [each.name for each in fields(StepInputs) if each.name not in ("block_
 
 @dataclass(frozen=True, slots=True)
 class UseCores:
-    """Compute on these from the next step on."""
+    """The worker computes on these from the next step on."""
 
     cores: tuple[int, ...]
 
@@ -37,15 +38,35 @@ class StageFailed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """In pieces, that pass through the stages one after the other."""
+
     inputs: StepInputs
     logit_tokens: tuple[int, ...]  # that the last stage goes on with behind its last attention
+    ends: tuple[int, ...]  # of each piece, the token behind its last one
+
+    def pieces(self) -> Iterator[Piece]:
+        if len(self.ends) == 1:
+            yield Piece(self.inputs, self.logit_tokens, tuple(range(len(self.logit_tokens))))
+            return
+        for first, last in pairwise((0, *self.ends)):
+            places = tuple(place for place, token in enumerate(self.logit_tokens) if first <= token < last)
+            asked = tuple(self.logit_tokens[place] - first for place in places)
+            yield Piece(self.inputs.part(first, last), asked, places)
 
 
-def step_order(inputs: StepInputs, logit_tokens: Sequence[int]) -> list[Array]:
-    asked = np.array(logit_tokens, dtype=np.int64)
+@dataclass(frozen=True, slots=True)
+class Piece:
+    inputs: StepInputs
+    logit_tokens: tuple[int, ...]  # counted in the piece
+    places: tuple[int, ...]  # of these among the step's
+
+
+def step_order(step: Step) -> list[Array]:
+    inputs = step.inputs
     return [
         np.array([_STEP, inputs.block_size]),
-        asked,
+        np.array(step.ends, dtype=np.int64),
+        np.array(step.logit_tokens, dtype=np.int64),
         *(getattr(inputs, name) for name in _ARRAYS),
         *inputs.state_blocks,
     ]
@@ -59,10 +80,10 @@ def read_order(arrays: Sequence[Array]) -> Step | UseCores:
     kind, *numbers = arrays[0].tolist()
     if kind == _CORES:
         return UseCores(tuple(numbers))
-    asked, *packed = arrays[1:]
+    ends, asked, *packed = arrays[1:]
     named: dict[str, Any] = dict(zip(_ARRAYS, packed, strict=False))
     inputs = StepInputs(block_size=numbers[0], **named, state_blocks=tuple(packed[len(_ARRAYS) :]))
-    return Step(inputs, tuple(asked.tolist()))
+    return Step(inputs, tuple(asked.tolist()), tuple(ends.tolist()))
 
 
 def handed_on(outcome: Hidden | StageFailed) -> list[Array]:

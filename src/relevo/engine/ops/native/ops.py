@@ -68,6 +68,7 @@ class NativeOps:
         is_as_stored = dtype == "auto" and quantization is None
         self.native_formats = multiplied_formats(self.path) if is_as_stored else frozenset()
         self.kv_in_host_memory = True
+        self.is_batch_invariant = True
         self.row_math: RowMath = NativeRowMath(self._engine)
         self._has_wide_inputs = activation_dtype == "int16"
         self._packed_as = QUANTIZATIONS[quantization] if quantization else None if dtype == "auto" else dtype

@@ -46,6 +46,7 @@ class TorchOps:
         self._dtype = TORCH_DTYPES[dtype]
         self._device = torch.device(device)
         self.kv_in_host_memory = self._device.type == "cpu"
+        self.is_batch_invariant = False
 
     def use_cores(self, cores: Sequence[int]) -> bool:
         """torch's threads are not pinned: they run where the process may."""
