@@ -21,7 +21,7 @@ from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.protocol import StepLogits
 from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.pairwise import PairwiseCollectives
-from relevo.engine.ranks.pieces import piece_ends
+from relevo.engine.ranks.pieces import PieceRule
 from relevo.engine.ranks.rank_cores import RankCores
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.ranked_model import RankedModel, StepFailed
@@ -76,7 +76,7 @@ def pipe(num_stages: int, begins: Note, cores: Sequence[int] = range(8), **last:
         thread.start()
     model = ScriptedModel(num_stages - 1, begins, **last)
     try:
-        yield RankedModel(model, groups[-1], cores_of(num_stages - 1), raise_lost, PIECE), told  # type: ignore[arg-type]
+        yield RankedModel(model, groups[-1], cores_of(num_stages - 1), raise_lost, PieceRule(PIECE, least=1)), told  # type: ignore[arg-type]
     finally:
         for group in groups:
             group.collectives.close()
@@ -178,12 +178,15 @@ def test_when_steps_are_cut(cores: Sequence[int], is_batch_invariant: bool, is_c
     assert len(begun) == (8 if is_cut else 2)
 
 
-@pytest.mark.parametrize("num_tokens", [*range(1, 40), 127, 128, 129, 500, 512, 8192])
-def test_pieces_cover_a_step_and_are_no_smaller_than_asked(num_tokens: int) -> None:
-    ends = piece_ends(num_tokens, 2, PIECE)
-    sizes = np.diff([0, *ends])
-    assert ends[-1] == num_tokens
-    assert len(sizes) == max(1, num_tokens // PIECE) or (sizes[:-1] >= PIECE).all()
-    assert (sizes[:-1] >= min(PIECE, num_tokens)).all()
-    assert (sizes > 0).all()
-    assert piece_ends(num_tokens, 1, PIECE) == (num_tokens,)
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_tokens", [*range(1, 40), 255, 256, 257, 500, 512, 8192])
+def test_pieces_cover_a_step_evenly_in_bounds(num_tokens: int, num_stages: int) -> None:
+    rule, behind = PieceRule(), num_stages - 1
+    sizes = np.diff([0, *rule.ends(num_tokens, num_stages)])
+    assert sizes.sum() == num_tokens
+    assert sizes.max() - sizes.min() <= 1
+    if len(sizes) > 1:
+        assert sizes.min() >= rule.tokens
+        assert rule.least * behind <= len(sizes) <= rule.most * behind
+    else:
+        assert num_stages == 1 or num_tokens < rule.tokens * rule.least * behind

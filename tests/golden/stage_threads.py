@@ -19,7 +19,7 @@ from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import Ops
 from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.pairwise import PairwiseCollectives
-from relevo.engine.ranks.pieces import PIECE_TOKENS
+from relevo.engine.ranks.pieces import DEFAULT_RULE, PieceRule
 from relevo.engine.ranks.rank_cores import RankCores
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.ranked_model import RankedModel
@@ -57,10 +57,10 @@ def pipeline(
     memory: bytearray | memoryview,
     layout: KVLayout,
     group_size: int | None = None,
-    piece_tokens: int = PIECE_TOKENS,
+    piece_tokens: int | None = None,
 ) -> Iterator[RankedModel]:
     """Every rank but the last in a thread of its own, over one memory. `group_size`: ranks of a stage; None: one, of a
-    model that is not cut."""
+    model that is not cut. `piece_tokens`: at least so many in a piece of a step; None: as the rule says."""
     stages = even_stages([1.0] * files.config.num_layers, (0.0, 0.0), num_stages)
     size = group_size or 1
     groups = [RankGroup(each, size) for each in PairwiseCollectives.local(num_stages * size)]
@@ -80,7 +80,8 @@ def pipeline(
     try:
         last = loaded(len(groups) - 1)
         cores = rank_cores(len(groups) - 1, size, len(groups), last.ops)
-        yield RankedModel(last, groups[-1], cores, lost, piece_tokens)
+        pieces = PieceRule(piece_tokens, least=1) if piece_tokens else DEFAULT_RULE
+        yield RankedModel(last, groups[-1], cores, lost, pieces)
     finally:
         for group in groups:
             group.collectives.close()

@@ -76,7 +76,7 @@ def alone(case: str) -> tuple[list[np.ndarray], bytes]:
     return computed(case, 1, 1)
 
 
-def computed(case: str, num_stages: int, size: int, piece_tokens: int = 64) -> tuple[list[np.ndarray], bytes]:
+def computed(case: str, num_stages: int, size: int, piece_tokens: int | None = None) -> tuple[list[np.ndarray], bytes]:
     files = files_of(case)
     memory = memory_of(files)
     with pipeline(files, num_stages, "native", memory, small_layout(files.config), size, piece_tokens) as model:

@@ -19,7 +19,7 @@ from relevo.engine.inputs import StepInputs
 from relevo.engine.models.spec import Model
 from relevo.engine.ops.protocol import Buffer, Hidden, StepLogits
 from relevo.engine.ranks.collectives import Array, RankLost
-from relevo.engine.ranks.pieces import PIECE_TOKENS, piece_ends
+from relevo.engine.ranks.pieces import DEFAULT_RULE, PieceRule
 from relevo.engine.ranks.rank_cores import RankCores
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.step_messages import Piece, StageFailed, Step, cores_order, step_order
@@ -39,16 +39,16 @@ class RankedModel:
         group: RankGroup,
         cores: RankCores,
         on_lost: Callable[[RankLost], NoReturn],
-        piece_tokens: int = PIECE_TOKENS,
+        pieces: PieceRule = DEFAULT_RULE,
     ) -> None:
         """`last`: of the last stage, its share of it. `group`: of that stage. `cores`: of this rank. `on_lost` is
-        called where a rank has ended: the worker's KV is not whole any more, so it ends too. `piece_tokens`: at least
-        so many are in a piece of a step that is cut."""
+        called where a rank has ended: the worker's KV is not whole any more, so it ends too. `pieces`: how steps are
+        cut."""
         self.config, self.ops, self.max_model_len = last.config, last.ops, last.max_model_len
         self.expert_counts = last.expert_counts
         self._last, self._group, self._cores, self._on_lost = last, group, cores, on_lost
         self._num_stages = group.collectives.size // group.size
-        self._piece_tokens = piece_tokens
+        self._pieces = pieces
 
     def forward(
         self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int], hidden: Hidden | None = None
@@ -75,7 +75,7 @@ class RankedModel:
         """A token's bits must not depend on where its step is cut, and a stage that computes beside another one has
         fewer cores."""
         if self.ops.is_batch_invariant and self._cores.can_be_divided():
-            return piece_ends(num_tokens, self._num_stages, self._piece_tokens)
+            return self._pieces.ends(num_tokens, self._num_stages)
         return (num_tokens,)
 
     def _computed(self, step: Step, kv: Buffer) -> StepLogits:
