@@ -29,21 +29,21 @@ class RankCores:
     def use(self, cores: Sequence[int]) -> bool:
         """The worker has these from now on. False: the rank does not compute on cores."""
         self._cores, self._are_divided = tuple(cores), False
-        return self._compute_on(self._own())
+        return self._compute_on(self._own(are_divided=False))
 
     def divide(self, are_divided: bool) -> None:
         """Among the stages, or not, from now on."""
         if are_divided != self._are_divided:
+            self._compute_on(self._own(are_divided))
             self._are_divided = are_divided
-            self._compute_on(self._own())
 
     def can_be_divided(self) -> bool:
         """Hardly any would stay idle."""
         used = len(self._cores) // self._num_ranks * self._num_ranks
         return used > 0 and len(self._cores) - used <= _MOST_IDLE * len(self._cores)
 
-    def _own(self) -> Sequence[int]:
-        if self._are_divided:
+    def _own(self, are_divided: bool) -> Sequence[int]:
+        if are_divided:
             return cores_of_rank(self._cores, self._rank, self._num_ranks)
         return cores_of_rank(self._cores, self._rank % self._group_size, self._group_size)
 

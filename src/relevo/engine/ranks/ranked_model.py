@@ -84,8 +84,8 @@ class RankedModel:
         def compute(piece: Piece, arrived: Hidden | None) -> StepLogits:
             return self._last.forward(piece.inputs, kv, piece.logit_tokens, arrived)
 
-        self._tell(step_order(step))
         self._cores.divide(len(step.ends) > 1)
+        self._tell(step_order(step))
         outcomes = self._group.piece_by_piece(step, compute)
         if len(step.ends) == 1:
             ((_, outcome),) = outcomes
