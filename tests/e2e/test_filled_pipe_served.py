@@ -21,7 +21,7 @@ __all__ = ["folder"]
 
 NUM_CLIENTS, LENGTH = 4, 400
 FLAGS = ("--topology", "unified", "--num-kv-blocks", "96", "--max-model-len", "512", "--backend", "native")
-STEPS = ("--max-num-batched-tokens", "192")
+STEPS = ("--max-num-batched-tokens", "288")
 STAGES = ("--pipeline-parallel-size", "2")
 
 
