@@ -14,8 +14,31 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t PIECES_PER_THREAD = 4;  // arbitrary: a thread that is interrupted leaves at most a quarter of its share
+constexpr int64_t LEAST_PIECES_PER_THREAD = 16;  // bounds what taking pieces costs; not measured
 constexpr size_t LINE_BYTES = 64;
 constexpr int64_t EXPERT_RUN_ROWS = 512;  // arbitrary: bounds the memory of the pairs of tokens and experts
+
+// Cuts `count` units into pieces that threads take in order: each is a share of what is left, so all end at about the
+// same time, whoever was interrupted or came late.
+class Pieces {
+ public:
+  Pieces(int64_t count, int num_threads)
+      : count_(count),
+        share_(num_threads == 1 ? 1 : 2 * num_threads),
+        least_(std::max<int64_t>(1, count / (num_threads * LEAST_PIECES_PER_THREAD))) {}
+  // To the next piece; false: there is none.
+  bool next() {
+    first_ = end_;
+    end_ = std::min(count_, first_ + std::max(least_, (count_ - first_) / share_));
+    return first_ < count_;
+  }
+  int64_t first() const { return first_; }
+  int64_t end() const { return end_; }
+
+ private:
+  const int64_t count_, share_, least_;
+  int64_t first_ = 0, end_ = 0;
+};
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -89,11 +112,24 @@ class Walker {
   // Calls body(first, end) on this thread's pieces of the rows; `first` is a multiple of `multiple`.
   template <class Body>
   void share_rows(int64_t multiple, Body body) {
-    int64_t piece = num_threads_ == 1 ? num_rows_ : num_rows_ / (num_threads_ * PIECES_PER_THREAD) + 1;
-    piece = (piece + multiple - 1) / multiple * multiple;
-    const int64_t count = (num_rows_ + piece - 1) / piece;
-    for (int64_t i; (i = take(count)) >= 0;) {
-      body(i * piece, std::min(num_rows_, (i + 1) * piece));
+    Pieces pieces((num_rows_ + multiple - 1) / multiple, num_threads_);
+    take_pieces(pieces, [&](int64_t first, int64_t end) { body(first * multiple, std::min(num_rows_, end * multiple)); });
+  }
+
+  // Calls body(first, end) on this thread's pieces.
+  template <class Body>
+  void take_pieces(Pieces& pieces, Body body) {
+    int64_t number = 0, taken = -1;
+    take_pieces(pieces, number, taken, body);
+  }
+
+  // The same where the phase shares more than these: `number` is that of the first piece, then of what follows the last;
+  // `taken` the one that this thread has taken last.
+  template <class Body>
+  void take_pieces(Pieces& pieces, int64_t& number, int64_t& taken, Body body) {
+    for (; pieces.next(); ++number) {
+      if (taken < number) taken = take(INT64_MAX);
+      if (taken == number) body(pieces.first(), pieces.end());
     }
   }
 
@@ -397,24 +433,16 @@ class Walker {
 
   void product(const Matrix& matrix, const uint8_t* inputs, const float* bias, bool accumulate, float* out,
                int64_t stride) {
-    int64_t first_piece = 0;  // pieces of all segments are numbered through
-    int64_t taken = -1;
+    int64_t number = 0, taken = -1;  // pieces of all segments are numbered through
     for (const Matrix::Segment& segment : matrix.segments) {
       const int64_t panel_rows = engine_.linear.panel_rows(segment.linear.format);
-      const int64_t num_panels = (segment.linear.n + panel_rows - 1) / panel_rows;
-      const int64_t piece = num_threads_ == 1 ? num_panels : num_panels / (num_threads_ * PIECES_PER_THREAD) + 1;
-      const int64_t count = (num_panels + piece - 1) / piece;
+      Pieces pieces((segment.linear.n + panel_rows - 1) / panel_rows, num_threads_);
       const uint8_t* prepared = inputs + input_offset(matrix, format_index(matrix, segment.linear.format));
       const float* segment_bias = bias == nullptr ? nullptr : bias + segment.first_output;
-      while (true) {
-        if (taken < first_piece) taken = take(INT64_MAX);
-        if (taken >= first_piece + count) break;
-        const int64_t panel = (taken - first_piece) * piece;
-        engine_.linear.multiply(segment.linear, prepared, num_rows_, panel, std::min(num_panels, panel + piece),
-                                segment_bias, accumulate, out + segment.first_output, stride);
-        taken = -1;
-      }
-      first_piece += count;
+      take_pieces(pieces, number, taken, [&](int64_t first, int64_t end) {
+        engine_.linear.multiply(segment.linear, prepared, num_rows_, first, end, segment_bias, accumulate,
+                                out + segment.first_output, stride);
+      });
     }
   }
 
