@@ -105,19 +105,18 @@ void store_tile(const Linear& w, int64_t panel, float* sums, int64_t first_row, 
     store_rows(sums, scales_at_end, output, first_row, rows, first, w.n - first);
 }
 
+// Rows whose outputs go to y as soon as a tile has them.
 template <class F>
-void multiply_few(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
-                  const Output& output) {
+void multiply_tiles(const Linear& w, const uint8_t* inputs, int64_t first_row, int64_t end_row, int64_t panel,
+                    const Output& output) {
   const int64_t blocks = num_blocks(F::kFormat, w.k);
-  const size_t bytes = panel_bytes(F::kFormat, w.k);
-  for (int64_t panel = first_panel; panel < end_panel; ++panel)
-    for (int64_t row = 0; row < m; row += F::kGroup) {
-      const int64_t rows = m - row < F::kGroup ? m - row : F::kGroup;
-      float sums[F::kGroup * kPanelRows] = {};
-      add_tile_of<F, typename F::Packed>(rows, w.packed + panel * bytes, inputs + row * blocks * F::kInputBlockBytes, blocks,
-                                         sums);
-      store_tile<F>(w, panel, sums, row, rows, output);
-    }
+  const uint8_t* packed = w.packed + panel * panel_bytes(F::kFormat, w.k);
+  for (int64_t row = first_row; row < end_row; row += F::kGroup) {
+    const int64_t rows = end_row - row < F::kGroup ? end_row - row : F::kGroup;
+    float sums[F::kGroup * kPanelRows] = {};
+    add_tile_of<F, typename F::Packed>(rows, packed, inputs + row * blocks * F::kInputBlockBytes, blocks, sums);
+    store_tile<F>(w, panel, sums, row, rows, output);
+  }
 }
 
 // Rows of inputs that one pass over the panels uses.
@@ -157,11 +156,18 @@ void multiply_panel(const Linear& w, const uint8_t* inputs, int64_t first_row, i
 template <class F>
 void multiply_format(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
                      const Output& output) {
-  if (m <= 2 * F::kGroup) return multiply_few<F>(w, inputs, m, first_panel, end_panel, output);
-  const int64_t step = rows_per_pass<F>(num_blocks(F::kFormat, w.k));
+  const int64_t blocks = num_blocks(F::kFormat, w.k);
+  const bool stays = !F::kExpands && blocks * F::Packed::kBytes <= F::Machine::kStretchBytes;
+  const bool is_few = m <= 2 * F::kGroup;
+  const int64_t step = is_few ? m : rows_per_pass<F>(blocks);
   for (int64_t row = 0; row < m; row += step)
-    for (int64_t panel = first_panel; panel < end_panel; ++panel)
-      multiply_panel<F>(w, inputs, row, m - row < step ? m : row + step, panel, output);
+    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+      const int64_t end_row = m - row < step ? m : row + step;
+      if (is_few || stays)
+        multiply_tiles<F>(w, inputs, row, end_row, panel, output);
+      else
+        multiply_panel<F>(w, inputs, row, end_row, panel, output);
+    }
 }
 
 template <class F>
