@@ -68,39 +68,59 @@ struct ManyQueries : WeightedSums<V> {
     }
   }
 
-  // Query r of a tile into place r of [lanes, in the order of their addition][chunks][TILE].
-  void interleave_query(const float* scaled, float* tile, int64_t r) const {
+  // TILE scaled queries [TILE, padded], laid out as [lanes, in the order of their addition][chunks][TILE].
+  void interleave_tile(const float* scaled, float* tile) const {
     const int64_t num_chunks = chunks();
-    for (int64_t leaf = 0; leaf < W; ++leaf) {
-      for (int64_t c = 0; c < num_chunks; ++c) {
-        tile[(leaf * num_chunks + c) * TILE + r] = scaled[c * W + V::LEAVES[leaf]];
+    for (int64_t c = 0; c < num_chunks; ++c) {
+      for (int64_t first = 0; first < TILE; first += W) {  // of a narrow path, more than once
+        const int64_t count = smaller(W, TILE - first);
+        F rows[W];
+        for (int64_t r = 0; r < W; ++r) {
+          rows[r] = r < count ? V::load(scaled + (first + r) * padded + c * W) : V::zero();
+        }
+        V::transpose(rows);
+        for (int64_t leaf = 0; leaf < W; ++leaf) {
+          float* to = tile + (leaf * num_chunks + c) * TILE + first;
+          Sums::store_up_to(to, rows[V::LEAVES[leaf]], count);
+        }
       }
     }
   }
 
-  // Scores of TILE queries and one strip. Sums of single lanes are added as soon as a node of the tree is complete.
+  // Products of one lane of TILE queries with one strip, added chunk by chunk; moves on to the next lane.
+  static void products_of_lane(const float*& q, const float*& strip, int64_t num_chunks, F (&sums)[TILE][2]) {
+    for (int r = 0; r < TILE; ++r) sums[r][0] = sums[r][1] = V::zero();
+    for (int64_t c = 0; c < num_chunks; ++c, q += TILE, strip += STRIP) {
+      const F low = V::load(strip), high = V::load(strip + W);
+      for (int r = 0; r < TILE; ++r) {
+        const F query = V::set1(q[r]);
+        sums[r][0] = V::fma(query, low, sums[r][0]);
+        sums[r][1] = V::fma(query, high, sums[r][1]);
+      }
+    }
+  }
+
+  // Scores of TILE queries and one strip. Sums of single lanes are added as soon as a node of the tree is complete: two by
+  // two in registers, further ones through memory.
   void scores_of_strip(const float* q, const float* strip, float* scores) const {
     const int64_t num_chunks = chunks();
-    F waiting[4][TILE][2];
-    for (int64_t leaf = 0; leaf < W; ++leaf) {
-      F sums[TILE][2];
-      for (int r = 0; r < TILE; ++r) sums[r][0] = sums[r][1] = V::zero();
-      for (int64_t c = 0; c < num_chunks; ++c, q += TILE, strip += STRIP) {
-        const F low = V::load(strip), high = V::load(strip + W);
-        for (int r = 0; r < TILE; ++r) {
-          const F query = V::set1(q[r]);
-          sums[r][0] = V::fma(query, low, sums[r][0]);
-          sums[r][1] = V::fma(query, high, sums[r][1]);
-        }
+    F waiting[3][TILE][2];
+    for (int64_t pair = 0; pair < W / 2; ++pair) {
+      F left[TILE][2], sums[TILE][2];
+      products_of_lane(q, strip, num_chunks, left);
+      products_of_lane(q, strip, num_chunks, sums);
+      for (int r = 0; r < TILE; ++r) {
+        sums[r][0] = V::add(left[r][0], sums[r][0]);
+        sums[r][1] = V::add(left[r][1], sums[r][1]);
       }
       int64_t level = 0;
-      for (; (leaf >> level) & 1; ++level) {
+      for (; (pair >> level) & 1; ++level) {
         for (int r = 0; r < TILE; ++r) {
           sums[r][0] = V::add(waiting[level][r][0], sums[r][0]);
           sums[r][1] = V::add(waiting[level][r][1], sums[r][1]);
         }
       }
-      const bool complete = leaf == W - 1;
+      const bool complete = pair == W / 2 - 1;
       for (int r = 0; r < TILE; ++r) {
         if (complete) {
           V::store(scores + r * SCORES, sums[r][0]);
@@ -177,12 +197,13 @@ struct ManyQueries : WeightedSums<V> {
                           float* queries) const {
     const int64_t num_rows = (task.end_query - task.first_query) * group.num_heads;
     for (int64_t r = 0; r < (num_rows + TILE - 1) / TILE * TILE; ++r) {
+      float* row = scaled + r % TILE * padded;
       if (r < num_rows) {
-        scaled_query(q, q_stride, task.first_query + r / group.num_heads, r % group.num_heads, scaled);
+        scaled_query(q, q_stride, task.first_query + r / group.num_heads, r % group.num_heads, row);
       } else {
-        std::memset(scaled, 0, sizeof(float) * static_cast<size_t>(padded));
+        std::memset(row, 0, sizeof(float) * static_cast<size_t>(padded));
       }
-      interleave_query(scaled, queries + r / TILE * TILE * padded, r % TILE);
+      if (r % TILE == TILE - 1) interleave_tile(scaled, queries + r / TILE * TILE * padded);
     }
   }
 
@@ -203,13 +224,13 @@ struct ManyQueries : WeightedSums<V> {
     constexpr int64_t BLOCK = TILES * TILE;
     const int64_t num_rows = (task.end_query - task.first_query) * group.num_heads;
     const int64_t num_tiles = (num_rows + TILE - 1) / TILE;
-    const int64_t num_floats = num_tiles * TILE * (padded + record) + (2 * SPLIT_TOKENS + 1) * padded +
+    const int64_t num_floats = num_tiles * TILE * (padded + record) + (2 * SPLIT_TOKENS + TILE) * padded +
                                BLOCK * (SCORES + record);
     float* queries = attention_scratch(static_cast<size_t>(num_floats));
     float* strips = queries + num_tiles * TILE * padded;
     float* values = strips + SPLIT_TOKENS * padded;
     float* scaled = values + SPLIT_TOKENS * padded;
-    float* results = scaled + padded;
+    float* results = scaled + TILE * padded;
     float* fresh = results + num_tiles * TILE * record;
     float* scores = fresh + BLOCK * record;
     interleave_queries(task, q, q_stride, scaled, queries);

@@ -61,7 +61,7 @@ struct WeightedSums : AttentionRow<V> {
       const uint8_t* row = row_of(i) + column * W * From::BYTES;
       row_of.template fetch<M * W * From::BYTES>(i, column * W * From::BYTES);
       for (int m = 0; m < M; ++m) {
-        const F value = HALF ? From::load_8(row) : From::load(row + m * W * From::BYTES);
+        const F value = V::held(HALF ? From::load_8(row) : From::load(row + m * W * From::BYTES));
         for (int n = 0; n < N; ++n) sums[n][m] = V::fma(weight[n], value, sums[n][m]);
       }
     }

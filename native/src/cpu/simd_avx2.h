@@ -25,6 +25,12 @@ struct Avx2Vec {
   static F load_part(const float* p, int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
   static void store_part(float* p, F x, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
 
+  // In a register: the compiler would load what is used several times from memory for each of them.
+  static F held(F x) {
+    asm("" : "+x"(x));
+    return x;
+  }
+
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }

@@ -27,6 +27,14 @@ struct Avx512Vec {
   static F load_part(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
   static void store_part(float* p, F x, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
 
+  // In a register: the compiler would load what is used several times from memory for each of them.
+  static F held(F x) {
+#if defined(__AVX512F__)  // not where the instructions are emulated
+    asm("" : "+v"(x));
+#endif
+    return x;
+  }
+
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }

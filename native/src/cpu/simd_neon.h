@@ -34,6 +34,8 @@ struct NeonVec {
     std::memcpy(p, lanes, sizeof(float) * static_cast<size_t>(n));
   }
 
+  static F held(F x) { return x; }
+
   static F add(F a, F b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
   static F sub(F a, F b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
   static F mul(F a, F b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }

@@ -45,6 +45,8 @@ struct PortableVec {
   }
   static void store_part(float* p, F x, int64_t n) { std::memcpy(p, x.lane, sizeof(float) * static_cast<size_t>(n)); }
 
+  static F held(F x) { return x; }
+
   static F add(F a, F b) {
     return each([&](int i) { return a.lane[i] + b.lane[i]; });
   }

@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t PIECES_PER_THREAD = 4;  // arbitrary: a thread that is interrupted leaves at most a quarter of its share
+constexpr int64_t PIECES_PER_THREAD = 4;  // of pairs of tokens and experts; arbitrary
 constexpr int64_t LEAST_PIECES_PER_THREAD = 16;  // bounds what taking pieces costs; not measured
 constexpr size_t LINE_BYTES = 64;
 constexpr int64_t EXPERT_RUN_ROWS = 512;  // arbitrary: bounds the memory of the pairs of tokens and experts
