@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_decoders import BACKENDS, LOCAL, PagedDecoder, hf_logits, hf_model, prompt, row
+from tiny_decoders import BACKENDS, LOCAL, PagedDecoder, hf_logits, hf_model, prompt, row, write_gguf
 from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
 from relevo.core.errors import UnsupportedModel
@@ -79,6 +79,17 @@ def test_two_bases_of_positions_are_read_in_both_spellings(tmp_path: Path) -> No
 def test_a_soft_cap_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{name} 30\.0 is not implemented; null is"):
         rewritten(tmp_path, "gemma3_text", {name: 30.0})
+
+
+@pytest.mark.parametrize("key", ["attn_logit_softcapping", "final_logit_softcapping"])
+def test_a_soft_cap_of_a_gguf_file_is_refused(key: str, tmp_path: Path) -> None:
+    """A zero says that there is none."""
+    model, path = hf_model("gemma3_text", **LOCAL["gemma3_text"]), tmp_path / "model.gguf"
+    write_gguf(model, path, keys={key: 0.0})
+    load_model_files(str(path))
+    write_gguf(model, path, keys={key: 30.0})
+    with pytest.raises(UnsupportedModel, match=rf"{key} 30\.0 is not implemented"):
+        load_model_files(str(path))
 
 
 # ---- Qwen3-Next, Qwen3.5 ---------------------------------------------------------------------------------------------
