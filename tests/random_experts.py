@@ -1,7 +1,7 @@
 """A GGUF file of the Mixtral kind with random weights in Q4_0, of any size: what speed is measured on needs no sense.
 
 `python tests/random_experts.py FILE` writes 1.5 billion parameters, 16 experts of which a token passes two; then
-`relevo bench engine FILE`, or `relevo bench peers FILE`: its tokens are bytes, and letters put together.
+`relevo bench engine FILE`, or `relevo bench peers FILE`: its tokens are bytes, words, and letters.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+
+from relevo.workload.prompts import WORDS
 
 _BLOCK, _BLOCK_BYTES = 32, 18  # of Q4_0: a float16 scale, then two nibbles a byte
 _NIBBLE_DEVIATION = 4.6  # of 0 to 15, evenly
@@ -93,13 +95,15 @@ def write_random_experts(path: Path, shape: ExpertsShape) -> Path:
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
-    """Byte-level BPE: bytes, two letters, two pairs of letters; the last token ends an answer."""
-    tokens, merges = [_spelled(byte) for byte in range(_NUM_BYTES)], []
+    """Byte-level BPE: bytes, the words that prompts are made of, two letters, two pairs of letters; the last token ends
+    an answer."""
+    tokens, space = [_spelled(byte) for byte in range(_NUM_BYTES)], _spelled(ord(" "))
     pairs = [left + right for left in string.ascii_lowercase for right in string.ascii_lowercase]
-    joined = [(left, right) for part in (string.ascii_lowercase, pairs) for left in part for right in part]
-    for left, right in joined[: vocab_size - 1 - _NUM_BYTES]:
-        tokens.append(left + right)
-        merges.append(f"{left} {right}")
+    joined = [(space + word[:end], word[end]) for word in WORDS for end in range(len(word))]
+    joined += [(left, right) for part in (string.ascii_lowercase, pairs) for left in part for right in part]
+    joined = list(dict.fromkeys(joined))[: vocab_size - 1 - _NUM_BYTES]
+    tokens += [left + right for left, right in joined]
+    merges = [f"{left} {right}" for left, right in joined]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*tokens, "<end>"])
