@@ -17,7 +17,7 @@ from relevo.bench.page.markdown import performance_page
 from relevo.bench.page.quote import BEGIN, END, quoted
 from relevo.bench.page.results import read_results
 from relevo.bench.peers.report import PeersReport, TargetResult
-from relevo.bench.peers.scenarios import COLD_START
+from relevo.bench.peers.scenarios import COLD_START, Metric
 from relevo.bench.stamp import stamped
 from relevo.bench.start.run import StartCost, bytecode_notes
 from relevo.cli.bench import app
@@ -118,6 +118,22 @@ def test_a_page_says_of_each_file_what_was_measured_where(tmp_path: Path) -> Non
     assert "| 1p1d | 2.00 (1.50 to 2.50) | 1.10 |" in text
     assert "    relevo bench x" in text
     assert text == performance_page(list(reversed(read_results(tmp_path))), "docs/results")
+
+
+def test_of_several_comparisons_the_worst_ratio_is_quoted(tmp_path: Path) -> None:
+    """Red when a peer that does well disappears behind one that does badly, or every latency is quoted."""
+    speed, time_ = Metric("prefill of 512: tokens/s", lower_is_better=False), Metric("8 streams: ms/token", True)
+    for name, tokens_per_s, ms in (("slow", 10.0, 8.0), ("fast", 200.0, 2.0), ("middle", 50.0, 4.0)):
+        report = PeersReport(metrics=[COLD_START, speed, time_])
+        report.results = [
+            TargetResult(name="relevo", values={COLD_START: [1.0], speed: [100.0], time_: [1.0]}),
+            TargetResult(name=name, values={COLD_START: [1.0], speed: [tokens_per_s], time_: [ms]}),
+        ]
+        write(tmp_path, "peers", report=report.to_json()).rename(tmp_path / f"{name}.json")
+    text = quoted(f"{BEGIN}\n{END}", read_results(tmp_path), "README.md")
+    assert "| prefill of 512: tokens/s: relevo / fast | 0.50 | Some CPU, 2 cores: avx2 |" in text
+    assert "| 8 streams: ms/token: relevo / fast | 0.50 |" in text
+    assert text.count("Some CPU") == 2
 
 
 def test_another_kind_of_cpu_has_a_section_of_its_own(tmp_path: Path) -> None:

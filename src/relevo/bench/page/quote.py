@@ -13,6 +13,7 @@ from relevo.core.errors import SettingsError
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 _PROMPT_LEN = 512  # of the prefill that is quoted, where it was measured
+_QUOTED_METRICS = ("ms/token", "tokens/s")  # ends of names, of those in which servers are compared
 
 
 def quoted(text: str, results: Sequence[AnyResult], name: str) -> str:
@@ -29,16 +30,29 @@ def _rows(results: Sequence[AnyResult]) -> Iterator[str]:
     for result in results:
         for what, figure in _figures(result):
             yield f"| {what} | {figure} | {cpu_name(result.environment)} |"
+    yield from _beside_peers([result for result in results if isinstance(result, PeersResult)])
+
+
+def _beside_peers(results: Sequence[PeersResult]) -> Iterator[str]:
+    """Of all files of a kind of CPU, each of ours beside the peer that does best: the worst of its ratios."""
+    worst: dict[tuple[str, str, str], tuple[float, str | None]] = {}
+    for result in results:
+        for row in result.report.comparisons:
+            if not row.metric.endswith(_QUOTED_METRICS):
+                continue
+            for name, ratio in row.ratios.items():
+                key = cpu_name(result.environment), row.metric, name
+                is_worse = key not in worst or (ratio > worst[key][0]) == row.lower_is_better
+                if is_worse:
+                    worst[key] = ratio, row.best_peer
+    for (cpu, metric, name), (ratio, peer) in worst.items():
+        yield f"| {metric}: {name} / {peer} | {ratio:.2f} | {cpu} |"
 
 
 def _figures(result: AnyResult) -> Iterator[tuple[str, str]]:
     match result:
         case EngineResult():
             yield from _of_engine(result)
-        case PeersResult():
-            for row in result.report.comparisons:
-                for name, ratio in row.ratios.items():
-                    yield f"{row.metric}: {name} / {row.best_peer}", f"{ratio:.2f}"
         case GatewayResult():
             for way in result.ways:
                 if way.cpu_us_per_token is not None and way.name == "gateway":
