@@ -113,6 +113,7 @@ def test_a_page_says_of_each_file_what_was_measured_where(tmp_path: Path) -> Non
     assert "| 1 at 128 | 5.00 (4.00 to 6.00) | 200 | 2.50 | 50 % | - |" in text
     assert "| gateway | 55.0 | 2.0 / 2.0 | 2.0 / 2.0 | 4 | 0 |" in text
     assert "| cold start to first token, s | 2.00 | 4.00 | x | 0.50 |" in text
+    assert "### Beside x, over HTTP" in text
     assert "relevo 1; x (version not said)." in text
     assert "x: a run failed." in text
     assert "| 1p1d | 2.00 (1.50 to 2.50) | 1.10 |" in text

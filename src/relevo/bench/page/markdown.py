@@ -18,6 +18,7 @@ from relevo.bench.page.results import (
     Spread,
     StartResult,
 )
+from relevo.bench.peers.report import is_ours
 
 _ORDER = (EngineResult, PeersResult, GatewayResult, StartResult)
 _HEAD = """# Performance
@@ -130,7 +131,7 @@ def _peers(result: PeersResult) -> tuple[str, list[str]]:
     versions = "; ".join(f"{server.name} {server.version or '(version not said)'}" for server in servers)
     lines += ["", f"Versions: {versions}."]
     lines += [line for server in servers for fault in server.faults for line in ("", f"{server.name}: {fault}.")]
-    return "Beside other servers, over HTTP", lines
+    return f"Beside {', '.join(name for name in names if not is_ours(name)) or 'no peer'}, over HTTP", lines
 
 
 def _gateway(result: GatewayResult) -> tuple[str, list[str]]:
