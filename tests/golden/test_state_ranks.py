@@ -28,10 +28,15 @@ def traffic(served: Stateful) -> list[np.ndarray]:
 
 
 def on_ranks(
-    files: ModelFiles, backend: str, num_stages: int, group_size: int | None = None, dtype: str = "float32"
+    files: ModelFiles,
+    backend: str,
+    num_stages: int,
+    group_size: int | None = None,
+    dtype: str = "float32",
+    piece_tokens: int | None = None,
 ) -> tuple[list[np.ndarray], bytearray]:
     served = Stateful(files, dtype, backend)
-    with pipeline(files, num_stages, backend, served.memory, served.layout, group_size) as model:
+    with pipeline(files, num_stages, backend, served.memory, served.layout, group_size, piece_tokens) as model:
         served.kv = model.ops.kv_cache(served.layout, NUM_BLOCKS, memoryview(served.memory))
         served.decoder = model
         return traffic(served), served.memory
@@ -52,6 +57,20 @@ def test_stages_have_the_bits_of_one_process(family: str, backend: str, num_stag
         else:  # whose products differ by where in memory numbers lie
             assert_same(ours, theirs, 1e-5)
     assert memory == alone.memory or backend != "native"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_of_a_step_go_on_from_each_others_states(family: str, dtype: str, tmp_path: Path) -> None:
+    """Red when a piece begins with zeros, or with what its row had before the step."""
+    _, files = saved(family, tmp_path)
+    alone = Stateful(files, dtype, "native")
+    expected = traffic(alone)
+    for num_stages, piece_tokens in ((2, 1), (2, 5), (3, 3)):
+        found, memory = on_ranks(files, "native", num_stages, None, dtype, piece_tokens)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert memory == alone.memory
 
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
