@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PieceRule:
-    tokens: int = 32  # of a piece at least; measured: as fast as 512, with 16 a twentieth slower (two cores, avx512)
+    tokens: int = 32  # of a piece at least; measured on avx512: a fiftieth slower than 512, 16 a twentieth
     # For each stage behind the first. With fewer pieces the pipe is empty for more than a ninth of the time, and stages
     # that take turns on all cores are faster; more read the weights more often and fill it hardly any better.
     least: int = 8
