@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -28,3 +29,15 @@ def test_it_is_the_least_urgent_of_all_sessions() -> None:
     if not autogroup:
         pytest.skip("this kernel has no autogroups")
     assert autogroup.split()[-1] == "19"
+
+
+def _is_told() -> tuple[bool, bool]:
+    log = logging.getLogger("relevo.gateway")
+    return log.isEnabledFor(logging.WARNING), log.isEnabledFor(logging.ERROR)
+
+
+def test_what_simulated_workers_warn_of_is_not_told() -> None:
+    """Red when slow handoffs of a simulated world stand in a server's log as if they were its own."""
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawned, initializer=_give_way, initargs=(os.getpid(),)) as pool:
+        assert pool.submit(_is_told).result(timeout=60) == (False, True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -142,6 +143,7 @@ def _give_way_to_other_sessions() -> None:
 
 def _give_way(parent: int) -> None:
     """In the process that simulates, once."""
+    logging.getLogger("relevo").setLevel(logging.ERROR)  # what simulated workers warn of is of no worker here
     os.setpriority(os.PRIO_PROCESS, 0, _LEAST_URGENT)  # however urgent the server itself is
     _give_way_to_other_sessions()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the gateway that is stopped
