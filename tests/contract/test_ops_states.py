@@ -54,7 +54,7 @@ def passing(ops: Ops, rule: PlainRule, table: np.ndarray, gates: np.ndarray, lay
         name: ops.weight([host(array)], is_exact=name != "convolution")
         for name, array in (
             ("convolution", rule.convolution[:, None]),
-            ("decay", rule.decay),
+            ("decay", -np.exp(rule.decay)),
             ("decay_bias", rule.decay_bias),
         )
     }

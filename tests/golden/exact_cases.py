@@ -114,9 +114,9 @@ FAMILIES = {
     ),
     "gpt-oss": Family(_local("gpt_oss", sliding_window=SPAN, rope_parameters=_GPT_OSS_ROPE), _converted),
     "Gemma 3": Family(_local("gemma3_text", sliding_window=SPAN, **_GEMMA), write_gguf),
-    "Qwen3-Next": Family(_delta("qwen3_next")),
-    "Qwen3.5": Family(_delta("qwen3_5_text")),
-    "Qwen3.5-MoE": Family(_delta("qwen3_5_moe_text")),
+    "Qwen3-Next": Family(_delta("qwen3_next"), _converted),
+    "Qwen3.5": Family(_delta("qwen3_5_text"), _converted),
+    "Qwen3.5-MoE": Family(_delta("qwen3_5_moe_text"), _converted),
 }
 _OTHER_TYPES = {"Kimi K2": "kimi_k2"}  # that `transformers` has under another one
 

@@ -19,6 +19,7 @@ F32 = GGMLQuantizationType.F32
 Tensors = dict[str, np.ndarray]
 Config = dict[str, Any]
 Keys = dict[str, Any]
+_KEPT = ("ffn_gate_inp", "ssm_conv1d", ".bias")  # as floats
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 _ARCHITECTURES = {
     "deepseek_v2": MODEL_ARCH.DEEPSEEK2,
@@ -28,6 +29,9 @@ _ARCHITECTURES = {
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "llama4_text": MODEL_ARCH.LLAMA4,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+    "qwen3_next": MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
 }
 
 
@@ -57,7 +61,7 @@ def convert(
     for name, tensor in written.items():
         if tensor.dtype == np.uint8:
             writer.add_tensor(name, tensor, raw_dtype=GGMLQuantizationType.MXFP4)
-        elif tensor.ndim > 1 and "ffn_gate_inp" not in name and not name.endswith(".bias") and matrices_as != F32:
+        elif tensor.ndim > 1 and not any(part in name for part in _KEPT) and matrices_as != F32:
             writer.add_tensor(name, quantize(tensor, matrices_as), raw_dtype=matrices_as)
         else:
             writer.add_tensor(name, np.ascontiguousarray(tensor, dtype=np.float32))
@@ -90,13 +94,13 @@ def _keys(raw: Config, whole_latents: bool) -> Keys:
         "block_count": raw["num_hidden_layers"],
         "context_length": raw["max_position_embeddings"],
         "embedding_length": raw["hidden_size"],
-        "feed_forward_length": raw.get("intermediate_size_mlp", raw["intermediate_size"]),
+        "feed_forward_length": raw.get("intermediate_size_mlp", raw.get("intermediate_size")),
         "attention.head_count": raw["num_attention_heads"],
         "attention.head_count_kv": raw["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": float(raw["rms_norm_eps"]),
         "rope.freq_base": float(rope["rope_theta"]),
         "expert_count": experts,
-        "expert_used_count": raw["num_experts_per_tok"],
+        "expert_used_count": raw.get("num_experts_per_tok"),
         "vocab_size": raw["vocab_size"],
         "attention.key_length": raw.get("head_dim"),
         "attention.value_length": raw.get("head_dim"),
@@ -114,6 +118,7 @@ def _keys(raw: Config, whole_latents: bool) -> Keys:
         }
     own = {"deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "glm4_moe": _glm, "minimax_m2": _minimax}
     own |= {"gpt_oss": _gpt_oss, "llama4_text": _llama4, "qwen3_moe": _qwen}
+    own |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _delta)
     stated |= own[raw["model_type"]](raw)
     if whole_latents:
         query, rope_size = raw["qk_nope_head_dim"] + raw["qk_rope_head_dim"], raw["num_attention_heads"]
@@ -186,8 +191,64 @@ def _qwen(raw: Config) -> Keys:
     return {"expert_feed_forward_length": raw["moe_intermediate_size"]}
 
 
+def _delta(raw: Config) -> Keys:
+    is_next, rotated = raw["model_type"] == "qwen3_next", raw["rope_parameters"]["partial_rotary_factor"]
+    return {
+        "rope.dimension_count": int(raw["head_dim"] * rotated),
+        "rope.dimension_sections": None if is_next else [11, 11, 10, 0],
+        "ssm.conv_kernel": raw["linear_conv_kernel_dim"],
+        "ssm.state_size": raw["linear_key_head_dim"],
+        "ssm.group_count": raw["linear_num_key_heads"],
+        "ssm.time_step_rank": raw["linear_num_value_heads"],
+        "ssm.inner_size": raw["linear_value_head_dim"] * raw["linear_num_value_heads"],
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in raw["layer_types"]],
+        "full_attention_interval": 4,
+        "expert_feed_forward_length": raw.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": raw.get("shared_expert_intermediate_size"),
+    }
+
+
+def _of_states(raw: Config, tensors: Tensors) -> Iterator[tuple[str, np.ndarray]]:
+    """As files have the layers of a gated delta rule, and norms."""
+    num_keys, num_values = raw["linear_num_key_heads"], raw["linear_num_value_heads"]
+    key_rows, shared_by = num_keys * raw["linear_key_head_dim"], num_values // num_keys
+    is_next = raw["model_type"] == "qwen3_next"
+
+    def tiled(rows: np.ndarray) -> np.ndarray:
+        """Value heads that share a key head come apart."""
+        heads = rows.reshape(num_keys, shared_by, -1, *rows.shape[1:])
+        return rows if is_next else heads.swapaxes(0, 1).reshape(rows.shape)
+
+    for name, tensor in tensors.items():
+        match name.rpartition("linear_attn.")[2].removesuffix(".weight"):
+            case "in_proj_qkvz":
+                heads = tensor.reshape(num_keys, -1, tensor.shape[1])
+                ends = np.cumsum([raw["linear_key_head_dim"]] * 2 + [shared_by * raw["linear_value_head_dim"]])
+                parts = [part.reshape(-1, tensor.shape[1]) for part in np.split(heads, ends, axis=1)]
+                yield name.replace("qkvz", "qkv"), np.concatenate(parts[:3])
+                yield name.replace("qkvz", "z"), parts[3]
+            case "in_proj_qkv":
+                yield name, np.concatenate((tensor[: 2 * key_rows], tiled(tensor[2 * key_rows :])))
+            case "conv1d":
+                taps = tensor.squeeze(1)
+                yield name, np.concatenate((taps[: 2 * key_rows], tiled(taps[2 * key_rows :])))
+            case "in_proj_z" | "in_proj_a" | "in_proj_b":
+                yield name, tiled(tensor)
+            case "dt_bias":
+                yield name.replace("dt_bias", "dt_proj.bias"), tiled(tensor)
+            case "A_log":
+                yield name, -np.exp(tiled(tensor))
+            case "out_proj":
+                yield name, np.ascontiguousarray(tiled(tensor.T).T)
+            case "norm":
+                yield name, tensor
+            case _:
+                yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+
+
 def _named(raw: Config, tensors: Tensors, whole_latents: bool) -> Iterator[tuple[str, np.ndarray]]:
     table = get_tensor_name_map(_ARCHITECTURES[raw["model_type"]], raw["num_hidden_layers"])
+    tensors = dict(_of_states(raw, tensors)) if "linear_num_key_heads" in raw else tensors
     for name, tensor in _merged(raw, tensors, whole_latents):
         stored = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
@@ -201,7 +262,8 @@ def _merged(raw: Config, tensors: Tensors, whole_latents: bool) -> Iterator[tupl
         if (expert := _EXPERT.fullmatch(name)) is not None:
             stacks.setdefault(f"{expert[1]}.{expert[3]}.weight", {})[int(expert[2])] = tensor
         elif ".experts." in name:
-            yield from _stack_apart(name, tensor, is_interleaved=raw["model_type"] == "gpt_oss")
+            turned = tensor.swapaxes(1, 2) if "linear_num_key_heads" in raw else tensor
+            yield from _stack_apart(name, turned, is_interleaved=raw["model_type"] == "gpt_oss")
         elif name.endswith("kv_b_proj.weight") and not whole_latents:
             heads = tensor.reshape(raw["num_attention_heads"], -1, tensor.shape[1])
             keys, values = np.split(heads, [raw["qk_nope_head_dim"]], axis=1)

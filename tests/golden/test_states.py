@@ -186,7 +186,7 @@ def test_the_cut_of_a_row_changes_no_bit_of_its_state(tmp_path: Path) -> None:
     assert sizes is not None and isinstance(served.kv, TorchKVCache)
     torch.manual_seed(1)
     heads = sizes.num_value_heads
-    weights = torch.randn(sizes.width, 1, sizes.kernel_size), torch.randn(heads), torch.randn(heads)
+    weights = torch.randn(sizes.width, 1, sizes.kernel_size), -torch.rand(heads), torch.randn(heads)
     rule = DeltaRule(sizes, sizes.num_key_heads, 0, *weights)
     x, gates = torch.randn(40, sizes.width), torch.randn(40, 2 * heads)
 

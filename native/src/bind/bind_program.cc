@@ -268,12 +268,6 @@ Vector by_tap(const Vector& weights, int64_t kernel_size) {
   return turned;
 }
 
-Vector minus_exp(const Vector& logarithms) {
-  Vector values;
-  for (const float logarithm : logarithms) values.push_back(-std::exp(logarithm));
-  return values;
-}
-
 // Rows of a buffer as an array, for as long as the call that gets it.
 nb::ndarray<nb::numpy, float> rows_array(float* rows, int64_t num_rows, int64_t width, int64_t stride) {
   nb::capsule nothing(rows, [](void*) noexcept {});
@@ -390,14 +384,16 @@ void bind_operations(nb::class_<Program>& program) {
       "pass_states",
       [](Program& self, Columns in, Columns gates, Columns out, int64_t layer, int64_t num_key_heads,
          int64_t num_value_heads, int64_t key_size, int64_t value_size, int64_t kernel_size, int64_t num_state_heads,
-         int64_t first_head, const VectorWeight& convolution, const VectorWeight& decay, const VectorWeight& decay_bias) {
-        const DeltaSizes sizes{num_key_heads, num_value_heads, key_size, value_size, kernel_size, num_state_heads, first_head};
+         int64_t first_head, bool is_tiled, const VectorWeight& convolution, const VectorWeight& decay,
+         const VectorWeight& decay_bias) {
+        const DeltaSizes sizes{num_key_heads, num_value_heads, key_size, value_size, kernel_size, num_state_heads,
+                               first_head, is_tiled};
         self.add(op::PassStates{view_of(in), view_of(gates), view_of(out), layer, sizes,
-                                by_tap(convolution.values, kernel_size), minus_exp(decay.values), decay_bias.values});
+                                by_tap(convolution.values, kernel_size), decay.values, decay_bias.values});
       },
       "in_"_a, "gates"_a, "out"_a, "layer"_a, "num_key_heads"_a, "num_value_heads"_a, "key_size"_a, "value_size"_a,
-      "kernel_size"_a, "num_state_heads"_a, "first_head"_a, "convolution"_a, "decay"_a, "decay_bias"_a,
-      "`convolution` [C, kernel size], `decay` its logarithm, as checkpoints have them.");
+      "kernel_size"_a, "num_state_heads"_a, "first_head"_a, "is_tiled"_a, "convolution"_a, "decay"_a, "decay_bias"_a,
+      "`convolution` [C, kernel size], as checkpoints have it.");
   program.def(
       "gate",
       [](Program& self, Columns in, Columns scores, Columns out, int64_t width, bool has_one_score, bool is_silu,

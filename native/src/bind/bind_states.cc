@@ -36,13 +36,13 @@ int64_t width(const ConstMatrix& x) { return static_cast<int64_t>(x.shape(1)); }
 
 void gated_delta(const std::string& path, const std::string& dtype, int64_t num_key_heads, int64_t key_size,
                  int64_t value_size, ConstMatrix convolution, ConstVector decay, ConstVector decay_bias, ConstMatrix x,
-                 ConstMatrix gates, Bytes state, bool is_fresh, Matrix out) {
+                 ConstMatrix gates, Bytes state, bool is_fresh, Matrix out, bool is_tiled) {
   const int64_t num_value_heads = static_cast<int64_t>(decay.shape(0));
   require(num_key_heads > 0 && num_value_heads > 0 && num_value_heads % num_key_heads == 0 && key_size > 0 &&
               value_size > 0,
           "value heads share key heads evenly, and all have a size");
   require(rows(convolution) >= 2, "a convolution sees two tokens at least");
-  const DeltaSizes sizes{num_key_heads, num_value_heads, key_size, value_size, rows(convolution)};
+  const DeltaSizes sizes{num_key_heads, num_value_heads, key_size, value_size, rows(convolution), 0, 0, is_tiled};
   const KVType type = stored_type(dtype);
   require(width(x) == sizes.width() && width(convolution) == sizes.width(), "x and convolution must be [.., C]");
   require(static_cast<int64_t>(decay_bias.shape(0)) == num_value_heads, "decay_bias must be [value heads]");
@@ -65,7 +65,7 @@ void bind_states(nb::module_& module) {
              nb::arg("key_size"), nb::arg("value_size"), nb::arg("convolution").noconvert(),
              nb::arg("decay").noconvert(), nb::arg("decay_bias").noconvert(), nb::arg("x").noconvert(),
              nb::arg("gates").noconvert(), nb::arg("state").noconvert(), nb::arg("is_fresh"),
-             nb::arg("out").noconvert(),
+             nb::arg("out").noconvert(), nb::arg("is_tiled") = false,
              "Tokens of one sequence, which goes on from its state and leaves it changed: x [T, C], gates "
              "[T, 2 * value heads], convolution [kernel size, C], out [T, value heads * value size].");
 }

@@ -27,7 +27,12 @@ struct DeltaSizes {
   int64_t num_state_heads = 0;   // key heads of the state, where these are some of them; 0: these are all
   int64_t first_head = 0;        // of the state's key heads, the first one here
   DeltaSizes of_state() const;   // of all that lies in the state
+  bool is_tiled = false;         // value heads of `out`: by their number among those of a key head, then by key head
   int64_t values_per_key() const { return num_value_heads / num_key_heads; }
+  int64_t out_head(int64_t value_head) const {
+    if (!is_tiled) return value_head;
+    return value_head % values_per_key() * num_key_heads + value_head / values_per_key();
+  }
   int64_t num_keys() const { return num_key_heads * key_size; }
   int64_t num_values() const { return num_value_heads * value_size; }
   int64_t width() const { return 2 * num_keys() + num_values(); }  // C
@@ -41,7 +46,7 @@ struct DeltaRule {
   DeltaSizes sizes;
   KVType type;               // that the convolution's inputs are stored as: one of floats
   const float* convolution;  // [kernel size, C]
-  const float* decay;        // [value heads], minus the exponential of its stored logarithm
+  const float* decay;        // [value heads], below 0: of a state e to the power of it times a token's step is kept
   const float* decay_bias;   // [value heads]
 };
 
@@ -51,7 +56,7 @@ struct DeltaRow {
   int64_t x_stride;
   const float* gates;  // [n, 2 * value heads]: how much each head writes, then how much it keeps
   int64_t gates_stride;
-  float* out;  // [n, value heads * value size]
+  float* out;  // [n, value heads * value size], head by head as `out_head` says
   int64_t out_stride;
   int64_t num_tokens;
   bool is_fresh;   // begins with zeros, whatever lies in the state

@@ -243,7 +243,8 @@ struct GatedDelta {
       const F high = of_high > 0 ? load_some(query + place + W, of_high) : V::zero();
       const Columns read =
           pass(matrix, stride, query, sizes.key_size, {low, high}, head.written[token], head.kept[token]);
-      float* out = head.row.out + (first + token) * head.row.out_stride + value_head * sizes.value_size + column;
+      float* out = head.row.out + (first + token) * head.row.out_stride;
+      out += sizes.out_head(value_head) * sizes.value_size + column;
       of_low == W ? V::store(out, read.low) : V::store_part(out, read.low, of_low);
       if (of_high == W) V::store(out + W, read.high);
       if (of_high > 0 && of_high < W) V::store_part(out + W, read.high, of_high);

@@ -94,6 +94,16 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaFiles:
+    """How the tensors of layers with a gated delta rule lie in a model's files."""
+
+    has_inputs_by_head: bool = False  # rows of q, k, v, z lie together by key head, else those of all heads by kind
+    has_gates_by_head: bool = False  # and so do those of what gates the state
+    has_logarithms: bool = True  # of the decay, else minus its exponential
+    is_tiled: bool = False  # value head n goes with key head n modulo their number, else neighbours with one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
     """Of the layers that keep a state in place of keys and values: a gated delta rule behind a short convolution."""
 
@@ -103,7 +113,7 @@ class GatedDelta:
     key_size: int  # elements of a head
     value_size: int
     kernel_size: int  # tokens that the convolution sees, its own included
-    is_interleaved: bool = False  # rows of q, k, v, z lie together by key head in checkpoints, and so do gates
+    files: DeltaFiles = DeltaFiles()
 
     @property
     def num_keys(self) -> int:
@@ -117,6 +127,15 @@ class GatedDelta:
     def width(self) -> int:
         """Of what is convolved: queries, keys, values."""
         return 2 * self.num_keys + self.num_values
+
+    @property
+    def output_heads(self) -> list[int]:
+        """Where each value head lies among those of the output's matrix."""
+        heads = range(self.num_value_heads)
+        if not self.files.is_tiled:
+            return list(heads)
+        shared_by = self.num_value_heads // self.num_key_heads
+        return [head % shared_by * self.num_key_heads + head // shared_by for head in heads]
 
     def state_bytes(self, element_bytes: int) -> int:
         """Of a sequence in a layer: a float32 matrix by head, and the convolution's last inputs."""

@@ -46,8 +46,9 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
     config = read_config(spec, spec.gguf, keys)
     weights = [each for each in head.tensors.values() if not _is_left_out(config, each.name)]
     names = {each.name: hf_name for each in weights if (hf_name := _hf_name(spec.gguf, each.name)) is not None}
+    asked = {name: shape for group in spec.weights(config) for name, shape in group.items()}
     stored = [
-        _stored(part, part_name, _permuted_heads(spec.gguf, hf_name, config))
+        _stored(_with_ones(part, asked.get(part_name)), part_name, _permuted_heads(spec.gguf, hf_name, config))
         for tensor_name, hf_name in names.items()
         for part_name, part in _experts_apart(head.tensors[tensor_name], hf_name, config)
     ]
@@ -61,6 +62,12 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
     _refuse_twins(path, stored)
     stored.sort(key=lambda tensor: (tensor.path, tensor.offset))
     return ModelFiles(name=name, source="gguf", path=path, config=config, stored=tuple(stored))
+
+
+def _with_ones(tensor: GgufTensor, asked: tuple[int, ...] | None) -> GgufTensor:
+    """With the dimensions of one that the converter has left out or added."""
+    is_same = asked is not None and [size for size in tensor.shape if size > 1] == [size for size in asked if size > 1]
+    return replace(tensor, shape=asked) if is_same else tensor
 
 
 def _is_left_out(config: ModelConfig, name: str) -> bool:
@@ -88,6 +95,8 @@ def _hf_name(names: GgufNames, name: str) -> str | None:
                 return f"model.layers.{index}.{whole}"
             if stem in names.in_layer:
                 return f"model.layers.{index}.{names.in_layer[stem]}.{kind}"
+        case ["blk", index, stem] if stem in names.in_layer:
+            return f"model.layers.{index}.{names.in_layer[stem]}"
     return names.top.get(name)
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.kv import DTYPE_BYTES, KVGroup
-from relevo.core.model import ExpertsConfig, GatedDelta, ModelConfig, Routing
+from relevo.core.model import DeltaFiles, ExpertsConfig, GatedDelta, ModelConfig, Routing
 from relevo.engine.models.config_fields import ConfigFields, with_defaults
 from relevo.engine.models.dense import DenseTraits, load_decoder, read_config
 from relevo.engine.models.experts_config import checked_experts
+from relevo.engine.models.gguf_names import QWEN3_5_MOE_NAMES, QWEN3_5_NAMES, QWEN3_NEXT_NAMES
 from relevo.engine.models.known_fields import refuse_other_values, refuse_unknown
 from relevo.engine.models.layer_kinds import FULL, LINEAR, read_layer_kinds
-from relevo.engine.models.spec import ModelSpec, Wrapper, text_of_images
+from relevo.engine.models.spec import GgufNames, ModelSpec, Wrapper, text_of_images
 from relevo.engine.models.weight_plan import weight_groups
 
 _NAMES = """
@@ -36,6 +37,7 @@ _IMPLEMENTED: Mapping[str, Any] = {
     "use_sliding_window": False,
     "mamba_ssm_dtype": "float32",
 }
+_APART = DeltaFiles()  # as folders of most families have them
 _OF_PICTURES = ("mrope_section", "mrope_interleaved")  # positions of text are the same in every section
 _SIZES: Mapping[str, Any] = {
     "head_dim": 256,
@@ -53,7 +55,8 @@ def _delta(
     defaults: Mapping[str, Any],
     *,
     has_experts: bool,
-    is_interleaved: bool = False,
+    files: DeltaFiles = _APART,
+    gguf: GgufNames | None = None,
     wrappers: tuple[Wrapper, ...] = (),
 ) -> ModelSpec:
     def read(stated: ConfigFields) -> ModelConfig:
@@ -66,13 +69,13 @@ def _delta(
             qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, rotary_fraction=0.25
         )
         config = read_config(name, traits, ConfigFields(plain, fields.origin))
-        sizes = _sizes(fields, is_interleaved)
+        sizes = _sizes(fields, files)
         return replace(config, experts=experts, delta=sizes, gated_attention=True, norm_offset=1.0)
 
     return ModelSpec(
         name=name,
         model_types=(name,),
-        gguf=None,
+        gguf=gguf,
         read_config=read,
         weights=weight_groups,
         kv_groups=_groups,
@@ -90,7 +93,7 @@ def _groups(config: ModelConfig) -> tuple[KVGroup, ...]:
     return KVGroup.full(full, config.num_kv_heads, config.head_size), states
 
 
-def _sizes(fields: ConfigFields, is_interleaved: bool) -> GatedDelta:
+def _sizes(fields: ConfigFields, files: DeltaFiles) -> GatedDelta:
     num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
     kinds = read_layer_kinds(fields, (LINEAR,))
     linear = tuple(layer for layer in range(num_layers) if (layer + 1) % interval)
@@ -107,7 +110,7 @@ def _sizes(fields: ConfigFields, is_interleaved: bool) -> GatedDelta:
         key_size=fields.integer("linear_key_head_dim"),
         value_size=fields.integer("linear_value_head_dim"),
         kernel_size=fields.integer("linear_conv_kernel_dim", least=2),
-        is_interleaved=is_interleaved,
+        files=files,
     )
     if delta.num_value_heads % delta.num_key_heads:
         raise ModelFileError(
@@ -153,12 +156,20 @@ QWEN3_NEXT = _delta(
     "qwen3_next",
     {**_OF_EXPERTS, "num_experts": 512, "num_experts_per_tok": 10, "intermediate_size": 5632},
     has_experts=True,
-    is_interleaved=True,
+    files=DeltaFiles(has_inputs_by_head=True, has_gates_by_head=True),
+    gguf=QWEN3_NEXT_NAMES,
 )
-QWEN3_5 = _delta("qwen3_5_text", {}, has_experts=False, wrappers=(text_of_images("qwen3_5", "visual.", "mtp."),))
+QWEN3_5 = _delta(
+    "qwen3_5_text",
+    {},
+    has_experts=False,
+    gguf=QWEN3_5_NAMES,
+    wrappers=(text_of_images("qwen3_5", "visual.", "mtp."),),
+)
 QWEN3_5_MOE = _delta(
     "qwen3_5_moe_text",
     {**_OF_EXPERTS, "num_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 512},
     has_experts=True,
+    gguf=QWEN3_5_MOE_NAMES,
     wrappers=(text_of_images("qwen3_5_moe", "visual.", "mtp."),),
 )

@@ -1,7 +1,7 @@
 """The weights of layers with a gated delta rule as its operations take them.
 
 Owns the order of rows: of all heads queries, keys, values, then what gates the output; how much each head writes, then
-how much it keeps. Checkpoints of one family have them so, those of another by key head.
+how much it keeps. Some files have them so, others by key head, or with the value heads of a key head apart.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from relevo.engine.models.weight_plan import delta_plan
 from relevo.engine.ops.protocol import Buffer
 
 _INPUTS, _GATES = "linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"
+DECAY = "linear_attn.A_log"
+_WITH_VALUES = ("linear_attn.in_proj_qkv.weight", "linear_attn.conv1d.weight")
+# What is normed and gated keeps the file's order of value heads, and so do the columns of the output's matrix.
+_OF_VALUE_HEADS = tuple(f"linear_attn.{name}" for name in ("in_proj_b.weight", "in_proj_a.weight", "dt_bias", "A_log"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class DeltaWeights:
     inputs: Buffer  # [C + V, E]
     gates: Buffer  # [2 * Hv, E]
     convolution: Buffer  # [C, 1, kernel]
-    decay: Buffer  # [Hv] float32, its logarithm
+    decay: Buffer  # [Hv] float32, minus the exponential of what checkpoints have
     decay_bias: Buffer  # [Hv] float32
     norm: Buffer  # [value size]
 
@@ -38,16 +42,23 @@ def delta_weights(config: ModelConfig, index: int, ready: Mapping[str, Buffer]) 
 
 
 def rows_of_delta(delta: GatedDelta, name: str) -> npt.NDArray[np.intp] | None:
-    """Where rows are found in a checkpoint; None: where they are taken."""
-    if not delta.is_interleaved:
-        return None
-    shared_by = delta.num_value_heads // delta.num_key_heads
-    if name.endswith(_INPUTS):
+    """Where rows are found in a file; None: where they are taken."""
+    shared_by, files = delta.num_value_heads // delta.num_key_heads, delta.files
+    if name.endswith(_INPUTS) and files.has_inputs_by_head:
         values = shared_by * delta.value_size
         return _by_kind(delta.num_key_heads, (delta.key_size, delta.key_size, values, values))
-    if name.endswith(_GATES):
+    if name.endswith(_GATES) and files.has_gates_by_head:
         return _by_kind(delta.num_key_heads, (shared_by, shared_by))
-    return None
+    if files.is_tiled and name.endswith(_WITH_VALUES):
+        keys = np.arange(2 * delta.num_keys)
+        return np.concatenate((keys, len(keys) + _neighbours(delta, delta.value_size)))
+    return _neighbours(delta, 1) if files.is_tiled and name.endswith(_OF_VALUE_HEADS) else None
+
+
+def _neighbours(delta: GatedDelta, width: int) -> npt.NDArray[np.intp]:
+    """Rows of value heads, `width` of each, in the order in which neighbours share a key head."""
+    tiles = np.arange(delta.num_value_heads * width).reshape(-1, delta.num_key_heads, width)
+    return tiles.swapaxes(0, 1).ravel()
 
 
 def _by_kind(num_heads: int, widths: tuple[int, ...]) -> npt.NDArray[np.intp]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.models.gguf_rope import rope_scaling, stated_magnitude
-from relevo.engine.models.layer_kinds import FULL, SLIDING
+from relevo.engine.models.layer_kinds import FULL, LINEAR, SLIDING
 from relevo.engine.models.spec import GgufKeys
 
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func; 0 or absent: the architecture's own
@@ -22,13 +22,13 @@ _CHUNK = 8192  # of Llama 4, whatever its files say
 _UNIT_NORMS = {16: True, 128: False}  # Llama 4 Scout and Maverick, by number of experts: files do not say
 
 
-def _common(keys: GgufKeys) -> Fields:
+def _common(keys: GgufKeys, *, has_mlp: bool = True) -> Fields:
     drafting = keys.fields("nextn_predict_layers").integer("nextn_predict_layers", 0, least=0)
     embedding = keys.shape("token_embd.weight")
     return {
         "vocab_size": None if embedding is None else embedding[0],
         "hidden_size": keys.count("embedding_length"),
-        "intermediate_size": keys.count("feed_forward_length"),
+        "intermediate_size": keys.count("feed_forward_length") if has_mlp else keys.get("feed_forward_length"),
         "num_hidden_layers": keys.count("block_count") - drafting,
         "num_nextn_predict_layers": drafting or None,
         "num_attention_heads": keys.count("attention.head_count"),
@@ -215,6 +215,55 @@ def llama4_fields(keys: GgufKeys) -> Fields:
             "use_qk_norm": _UNIT_NORMS[count],
         }
     )
+
+
+def delta_fields(keys: GgufKeys, *, has_mlp: bool = True) -> Fields:
+    """Pictures' sections of rotated dimensions are read and passed over: positions of text are the same in each."""
+    keys.get("rope.dimension_sections")
+    fields, heads = _common(keys, has_mlp=has_mlp), _heads(keys, rotates_part=True)
+    num_values, num_heads = keys.count("ssm.inner_size"), keys.count("ssm.time_step_rank")
+    if num_values % num_heads:
+        raise ModelFileError(
+            f"{keys.origin}: {num_heads} heads cannot share ssm.inner_size {num_values}; convert it anew"
+        )
+    return (
+        fields
+        | _delta_layers(keys, fields["num_hidden_layers"])
+        | {
+            "head_dim": heads["head_dim"],
+            "partial_rotary_factor": heads["rotary_dim"] / heads["head_dim"],
+            "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+            "linear_key_head_dim": keys.count("ssm.state_size"),
+            "linear_num_key_heads": keys.count("ssm.group_count"),
+            "linear_num_value_heads": num_heads,
+            "linear_value_head_dim": num_values // num_heads,
+        }
+    )
+
+
+def _delta_layers(keys: GgufKeys, num_layers: int) -> Fields:
+    """Newer files say it layer by layer, those that draft tokens included."""
+    interval, stated = keys.count("full_attention_interval", 4), keys.get("attention.recurrent_layers")
+    if stated is None:
+        return {"full_attention_interval": interval}
+    if not isinstance(stated, list) or len(stated) < num_layers:
+        raise ModelFileError(
+            f"{keys.origin}: attention.recurrent_layers is {stated!r} for {num_layers} layers; convert it anew"
+        )
+    return {"layer_types": [LINEAR if keeps_state else FULL for keeps_state in stated[:num_layers]]}
+
+
+def delta_experts_fields(keys: GgufKeys) -> Fields:
+    _gating(keys, SOFTMAX)
+    _same(keys, "expert_weights_norm", True)
+    _plain_weights(keys)
+    return delta_fields(keys, has_mlp=False) | {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
 
 
 def _gating(keys: GgufKeys, known: int) -> None:

@@ -5,12 +5,14 @@ Owns the names only; what its keys mean is `gguf_fields`'. Source: the name tabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from relevo.core.model import ModelConfig
+from relevo.core.model import DeltaFiles, ModelConfig
 from relevo.engine.models.gguf_fields import (
     deepseek_fields,
+    delta_experts_fields,
+    delta_fields,
     glm_fields,
     gpt_oss_fields,
     has_sigmoids,
@@ -143,3 +145,46 @@ DEEPSEEK_V2_NAMES = replace(
     config_fields=deepseek_fields,
 )
 DEEPSEEK_V3_NAMES = replace(_names("deepseek2", _DEEPSEEK, None), is_meant=has_sigmoids, config_fields=deepseek_fields)
+
+
+def _of_delta(files: DeltaFiles) -> Callable[[ModelConfig, GgufKeys], ModelConfig]:
+    """The converter adds one to norms, but to those behind a state."""
+
+    def complete(config: ModelConfig, keys: GgufKeys) -> ModelConfig:
+        assert config.delta is not None, "the family has states"
+        return replace(config, norm_offset=0.0, delta=replace(config.delta, files=files))
+
+    return complete
+
+
+_DELTA = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    **_ATTENTION,
+    **_HEAD_NORMS,
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_SHARED = {**_mlp("mlp.shared_expert", suffix="_shexp"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+_GATES = {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
+_TILED = _of_delta(DeltaFiles(has_logarithms=False, is_tiled=True))
+QWEN3_NEXT_NAMES = replace(
+    _names("qwen3next", {**_DELTA, "ssm_ba": "linear_attn.in_proj_ba", **_experts("mlp"), **_SHARED}),
+    config_fields=delta_experts_fields,
+    complete=_of_delta(DeltaFiles(has_logarithms=False, has_gates_by_head=True)),
+)
+QWEN3_5_NAMES = replace(
+    _names("qwen35", {**_DELTA, **_GATES, **_mlp("mlp")}, has_experts=False),
+    config_fields=delta_fields,
+    complete=_TILED,
+)
+QWEN3_5_MOE_NAMES = replace(
+    _names("qwen35moe", {**_DELTA, **_GATES, **_experts("mlp"), **_SHARED}),
+    config_fields=delta_experts_fields,
+    complete=_TILED,
+)

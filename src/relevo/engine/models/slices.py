@@ -130,6 +130,12 @@ def _uncut(config: ModelConfig) -> str | None:
     """A model that no size but one divides, whatever its sizes are; None: they decide."""
     if config.qk_norm and config.qk_norm_spans_heads:
         return "a model whose norms of queries and keys span all heads"
+    if (
+        config.delta is not None
+        and config.delta.files.is_tiled
+        and config.delta.num_value_heads > config.delta.num_key_heads
+    ):
+        return "a GGUF file that has the value heads of a state apart"
     return None
 
 

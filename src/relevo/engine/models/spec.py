@@ -107,8 +107,8 @@ class GgufNames:
 
     architecture: str  # the file's general.architecture
     top: Mapping[str, str]  # whole names
-    # Between "blk.N." and ".weight" or ".bias", or with that. A star stands for the numbers of experts, a plus between
-    # names for tensors whose rows lie one after the other.
+    # Between "blk.N." and ".weight" or ".bias", or with that, or all, where nothing follows. A star stands for the
+    # numbers of experts, a plus between names for tensors whose rows lie one after the other.
     in_layer: Mapping[str, str]
     permutes_heads: bool = False  # rows of q and k are stored in the order of the original Llama
     has_experts: bool | None = (

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relevo.core.model import ModelConfig
-from relevo.engine.models.delta_weights import rows_of_delta
+from relevo.engine.models.delta_weights import DECAY, rows_of_delta
 from relevo.engine.models.weight_plan import has_offset
 from relevo.engine.ops.protocol import HostTensor
 
@@ -20,7 +20,9 @@ from relevo.engine.ops.protocol import HostTensor
 def as_computed(config: ModelConfig, name: str, tensor: HostTensor) -> HostTensor:
     """The weight that the decoder's operations take."""
     if config.delta is not None and (rows := rows_of_delta(config.delta, name)) is not None:
-        return HostTensor(tensor.array[rows], tensor.dtype)
+        tensor = HostTensor(tensor.array[rows], tensor.dtype)
+    if config.delta is not None and config.delta.files.has_logarithms and name.endswith(DECAY):
+        return HostTensor(-np.exp(tensor.floats()), "float32")
     if config.gated_attention and ".q_proj." in name:
         return HostTensor(_gates_last(tensor.array, config.num_heads), tensor.dtype)
     if config.norm_offset and has_offset(name):

@@ -153,12 +153,12 @@ def delta_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
     if delta is None or index not in delta.layers:
         return {}
     block, heads = f"model.layers.{index}.linear_attn.", delta.num_value_heads
-    if delta.is_interleaved:
+    inputs = {"in_proj_qkv": delta.width, "in_proj_z": delta.num_values}
+    gates = {"in_proj_b": heads, "in_proj_a": heads}
+    if delta.files.has_inputs_by_head:
         inputs = {"in_proj_qkvz": delta.width + delta.num_values}
+    if delta.files.has_gates_by_head:
         gates = {"in_proj_ba": 2 * heads}
-    else:
-        inputs = {"in_proj_qkv": delta.width, "in_proj_z": delta.num_values}
-        gates = {"in_proj_b": heads, "in_proj_a": heads}
     plan: dict[str, Shapes] = {
         "inputs": {f"{block}{name}.weight": (rows, hidden) for name, rows in inputs.items()},
         "gates": {f"{block}{name}.weight": (rows, hidden) for name, rows in gates.items()},

@@ -104,7 +104,7 @@ class DeltaRule:
     num_state_heads: int  # key heads of the state, of which a slice of a model has some
     first_head: int  # of these, the first one here
     convolution: Buffer  # [C, 1, kernel]
-    decay: Buffer  # [Hv] float32, its logarithm
+    decay: Buffer  # [Hv] float32, below 0: of a head's state e to the power of it times a token's step is kept
     decay_bias: Buffer  # [Hv] float32
 
 

@@ -291,6 +291,7 @@ class Recorder:
             "kernel_size": sizes.kernel_size,
             "num_state_heads": rule.num_state_heads,
             "first_head": rule.first_head,
+            "is_tiled": sizes.files.is_tiled,
             "convolution": rule.convolution,
             "decay": rule.decay,
             "decay_bias": rule.decay_bias,

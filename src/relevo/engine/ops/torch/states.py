@@ -106,13 +106,14 @@ def _rows_of(
     v = v.unflatten(-1, (-1, sizes.value_size))  # [R, n, Hv, dv]
     written, kept = gates.chunk(2, dim=-1)
     beta = _sigmoid(written.float()).to(x.dtype).float()[..., None]
-    decay = (-rule.decay.exp() * _softplus(kept.float() + rule.decay_bias)).exp()[..., None, None]
+    decay = (rule.decay * _softplus(kept.float() + rule.decay_bias)).exp()[..., None, None]
+    places = sizes.output_heads
     out = torch.empty_like(v)
     for token in range(length):
         state = state * decay[:, token]
         delta = (v[:, token] - (state * k[:, token]).sum(dim=-2)) * beta[:, token]
         state = state + k[:, token] * delta[..., None, :]
-        out[:, token] = (state * q[:, token]).sum(dim=-2)
+        out[:, token, places] = (state * q[:, token]).sum(dim=-2)
     memory.write(inputs, layer, rows, (state, seen[:, length:]))
     return out.to(x.dtype).reshape(num_rows * length, sizes.num_values)
 
