@@ -192,10 +192,11 @@ def _qwen(raw: Config) -> Keys:
 
 
 def _delta(raw: Config) -> Keys:
-    is_next, rotated = raw["model_type"] == "qwen3_next", raw["rope_parameters"]["partial_rotary_factor"]
+    rotated = int(raw["head_dim"] * raw["rope_parameters"]["partial_rotary_factor"])
+    third = rotated // 6  # of the pairs that are rotated
     return {
-        "rope.dimension_count": int(raw["head_dim"] * rotated),
-        "rope.dimension_sections": None if is_next else [11, 11, 10, 0],
+        "rope.dimension_count": rotated,
+        "rope.dimension_sections": None if raw["model_type"] == "qwen3_next" else [third, third, third, 0],
         "ssm.conv_kernel": raw["linear_conv_kernel_dim"],
         "ssm.state_size": raw["linear_key_head_dim"],
         "ssm.group_count": raw["linear_num_key_heads"],
