@@ -26,6 +26,7 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import DeltaFiles, ModelConfig
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
+from relevo.engine.models.slices import share_of
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("qwen3_next", {}),
@@ -162,3 +163,10 @@ def test_a_file_of_the_first_converters_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UnsupportedModel, match=r"does not use, the first is blk\.0\.ssm_in\.weight"):
         converted("qwen3-next", tmp_path, tensors=older)
+
+
+def test_heads_that_lie_apart_are_not_cut_for_ranks(tmp_path: Path) -> None:
+    """A slice takes neighbours: red when it computes with the heads of others."""
+    config = converted("qwen3.5", tmp_path).config
+    with pytest.raises(UnsupportedModel, match="has the value heads of a state apart is not implemented on several"):
+        share_of(config, 0, 2)
