@@ -66,8 +66,9 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
 
 def _with_ones(tensor: GgufTensor, asked: tuple[int, ...] | None) -> GgufTensor:
     """With the dimensions of one that the converter has left out or added."""
-    is_same = asked is not None and [size for size in tensor.shape if size > 1] == [size for size in asked if size > 1]
-    return replace(tensor, shape=asked) if is_same else tensor
+    if asked is None or [size for size in tensor.shape if size > 1] != [size for size in asked if size > 1]:
+        return tensor
+    return replace(tensor, shape=asked)
 
 
 def _is_left_out(config: ModelConfig, name: str) -> bool:
