@@ -48,10 +48,13 @@ from relevo.wire.status import Status
 if TYPE_CHECKING:
     from relevo.build.rank_processes import RankProcesses
     from relevo.engine.models.spec import Model
+    from relevo.engine.runner import LocalRunner
 
 log = logging.getLogger("relevo.engine")
 
-_CALIBRATION = ((1, 1), (1, 256), (16, 16), (32, 256))  # (tokens, context), about a tenth of a second on one core
+_CALIBRATION = ((1, 1), (1, 256), (8, 8))  # (tokens, context) of steps that every start measures
+_LONG_CHUNKS = ((32, 256), (16, 256))  # the first that takes no longer than _LONG_CHUNK_S, or the last
+_LONG_CHUNK_S = 0.1  # arbitrary
 
 READING = "reading and packing weights"  # tensor by tensor, each packed before the next one is read
 
@@ -142,7 +145,7 @@ def build_fake(config: WorkerConfig) -> Built:
         base_s=config.fake_base_s, per_token_s=config.fake_per_token_s, per_kv_token_s=config.fake_per_kv_token_s
     )
     measured = StepCostModel()
-    for num_tokens, num_kv_tokens in _CALIBRATION:
+    for num_tokens, num_kv_tokens in (*_CALIBRATION, _LONG_CHUNKS[0]):
         measured.observe(num_tokens, num_kv_tokens, costs.step_s(num_tokens, num_kv_tokens))
     grammars = _grammars(config, FAKE_MODEL.vocab_size)
     runner = FakeRunner(
@@ -201,9 +204,7 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     report(Status(kind="progress", message="warming up"))
     runner.warm_up()
     report(Status(kind="progress", message="measuring steps"))
-    costs = StepCostModel()
-    for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):
-        costs.observe(num_tokens, num_kv_tokens, step_s)
+    costs = _measured_costs(runner)
     model.expert_counts.clear()  # of the steps that no request asked for
     phases.done("warm-up and step costs")
     work = model_work(files, config, arena.layout)
@@ -213,6 +214,17 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     counts = model.expert_counts
     expert_loads = counts.loads if counts.layers else None
     return Built(runner, arena, costs, grammars, take_cores, work, limits, expert_loads, ranks)
+
+
+def _measured_costs(runner: LocalRunner) -> StepCostModel:
+    """A chunk costs at most in proportion to a shorter one, so that tells how long a long one would take here."""
+    measured = runner.measure(_CALIBRATION)
+    num_tokens, _, step_s = measured[-1]
+    chunk = next((each for each in _LONG_CHUNKS if each[0] / num_tokens * step_s <= _LONG_CHUNK_S), _LONG_CHUNKS[-1])
+    costs = StepCostModel()
+    for sample in (*measured, *runner.measure([chunk])):
+        costs.observe(*sample)
+    return costs
 
 
 def own_cores(config: WorkerConfig, cores: Sequence[int]) -> Sequence[int]:

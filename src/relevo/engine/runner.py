@@ -108,8 +108,8 @@ class LocalRunner:
         return StepResult(plan.step_id, sampled, 0.0, clocks, held.failures, scores)
 
     def warm_up(self) -> None:
-        """One chunk, one batch of decodes, one single decode."""
-        self.measure([(self.layout.block_size, self.layout.block_size), (1, 2)])
+        """One short chunk, one single decode, one batch of decodes."""
+        self.measure([(2, 2), (1, 2)])
         self._forward([self._scratch_row(1, 2), self._scratch_row(1, self.layout.block_size + 1)])
 
     def measure(self, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, float]]:
