@@ -25,6 +25,8 @@ from relevo.build.serve import open_listener, plan_serving, serving
 from relevo.cli.child import StatusPipe
 from relevo.core.events import WireRefusal
 from relevo.gateway.metering.database import SqliteDatabase
+from relevo.kv import arena_file
+from relevo.kv.huge_pages import SharedFile
 from relevo.orchestrator import gossip_sockets
 from relevo.orchestrator.gossip import Gossip
 from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
@@ -290,20 +292,26 @@ def test_children_are_given_what_they_need_and_nothing_else(transport: str, umas
         assert starts == ["", ""], "there is nothing to open"
 
 
-def test_the_shared_arena_keeps_its_size_and_is_its_users_alone() -> None:
-    """Red if one process can shrink it: every other one would end with a bus error at its next touch."""
+@pytest.mark.parametrize("pages", ["huge", "small"])
+def test_the_shared_arena_keeps_its_size_and_is_its_users_alone(pages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if one process can shrink it: every other one would end with a bus error at its next touch. A file of a tmpfs
+    cannot be sealed: there it is only its user's alone."""
+    if pages == "small":
+        monkeypatch.setattr(arena_file, "huge_page_file", lambda: SharedFile(-1, "small pages"))
     settings = settings_of("shm")
     listener = open_listener("127.0.0.1", 0)
     with serving(settings, plan_serving(settings), listener, lambda name, status: None) as supervisor:
         fd = int(str(supervisor.workers[0].config["arena_fd"]))
         assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+        assert not os.get_inheritable(fd)
         size = os.fstat(fd).st_size
-        for other in (0, size // 2, size + 4096):
+        is_memfd = "memfd:" in str(Path("/proc/self/fd", str(fd)).readlink())
+        assert is_memfd or pages == "huge"
+        for other in (0, size // 2, size + 4096) if is_memfd else ():
             with pytest.raises(PermissionError):
                 os.ftruncate(fd, other)
         with pytest.raises(PermissionError):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-        assert not os.get_inheritable(fd)
     listener.close()
 
 

@@ -99,4 +99,4 @@ def test_processes_hold_what_they_need_and_pass_nothing_on() -> None:
             held = descriptors(pid)
             for fd, (target, flags) in held.items():
                 assert fd <= 2 or flags & os.O_CLOEXEC, f"{pid} passes on {target}"
-            assert any("memfd:relevo-arena" in target for target, _ in held.values()) == (pid in workers)
+            assert any("relevo-arena" in target for target, _ in held.values()) == (pid in workers)

@@ -29,7 +29,9 @@ def main(socket_fd: int, folder: str) -> None:
             Path("/proc/self", file).write_text(line)
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "a mount namespace")
     _check(libc.mount(b"relevo", os.fsencode(folder), b"tmpfs", 0, _OPTIONS), "a tmpfs with huge pages")
-    fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    place = Path(folder, "relevo-arena")  # what people see among a process's descriptors
+    place.mkdir(0o700)
+    fd = os.open(place, os.O_TMPFILE | os.O_RDWR, 0o600)
     with socket.socket(fileno=socket_fd) as taker:
         socket.send_fds(taker, [b"\0"], [fd])
 

@@ -35,11 +35,16 @@ class Scale:
         return self.from_px + share * (self.to_px - self.from_px)
 
 
+_LEAST = 1e-300  # parts of what is smaller are no numbers
+
+
 def linear_scale(values: Iterable[float], from_px: float, to_px: float, *, from_zero: bool = False) -> Scale:
     """Around all `values`, from one round value to another. Raises ValueError for none, or for no finite numbers."""
     low, high = _bounds(values)
     if from_zero:
         low, high = min(0.0, low), max(0.0, high)
+    if max(abs(low), abs(high)) < _LEAST:
+        low, high = 0.0, 1.0
     if low == high:
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
     step = _round_step((high - low) / _MOST_TICKS)
