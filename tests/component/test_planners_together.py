@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from in_process_stack import request_for
 from scripted_gateway import ScriptedGenerator
 from test_planner_loop import SLO, Deaf, Hand, S, planning_of, record, two_workers
 
+from relevo.build.gateway_cluster import GatewayCluster
+from relevo.build.remote_members import RemoteMembers
+from relevo.build.role_planner import _elsewhere
+from relevo.core.cluster import NodeReport
 from relevo.planner.loop import RolePlanning
 from relevo.planner.together import Telling, Together, merged
 from relevo.planner.window import DemandWindow, Window
@@ -102,3 +106,54 @@ def test_windows_add_up() -> None:
     assert whole.demand.num_waiting == 4
     nothing = merged([Telling.of(windows[2], None)])
     assert nothing.demand is None and nothing.attained is None
+
+
+async def test_where_another_head_serves_the_same_workers_neither_planner_acts() -> None:
+    """Heads do not tell each other what comes in. Red when two planners, each by its part of the traffic, give the same
+    workers roles in turn; and when one that is alone again does not plan."""
+    both = Gateways(2)
+    both.clock.at_ns += 60 * S
+    heads = {"gateway-0": ("head-b",), "gateway-1": ("head-a",)}
+    for name, planning in both.plannings.items():
+        planning.together = None
+        planning.elsewhere = partial(_elsewhere, Heads(heads, name))
+        both.come_in(name, 30)
+    for planning in both.plannings.values():
+        for _ in range(3):
+            decision = await planning.tick()
+            assert decision.verdict is PlanVerdict.UNKNOWN and "requests come in through head-" in decision.reason
+        assert planning.planner.num_changes == 0 and planning.planner.num_unknown_ticks == 3
+    heads["gateway-0"] = ()
+    assert (await both.plannings["gateway-0"].tick()).verdict is PlanVerdict.CHANGE
+
+
+class Heads:
+    """What a gateway's cluster knows of other heads."""
+
+    def __init__(self, heads: Mapping[str, tuple[str, ...]], name: str) -> None:
+        self._heads, self._name = heads, name
+
+    def other_heads(self) -> tuple[str, ...]:
+        return self._heads[self._name]
+
+
+def test_a_cluster_names_the_heads_that_are_there() -> None:
+    """Red when a head that is gone, or a node, keeps a planner from planning."""
+    cluster = GatewayCluster.__new__(GatewayCluster)
+    assert cluster_heads(cluster, ()) == ()
+    nodes = [
+        NodeReport(name=name, role=role, state=state, epoch=1, since_unix_s=0.0)
+        for name, role, state in (
+            ("b", "head", "joined"),
+            ("c", "head", "unheard"),
+            ("d", "head", "gone"),
+            ("e", "node", "joined"),
+        )
+    ]
+    assert cluster_heads(cluster, nodes) == ("b", "c")
+
+
+def cluster_heads(cluster: GatewayCluster, nodes: Sequence[NodeReport]) -> tuple[str, ...]:
+    cluster.members = RemoteMembers.__new__(RemoteMembers)
+    cluster.members.nodes = nodes
+    return cluster.other_heads()

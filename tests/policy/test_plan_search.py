@@ -204,17 +204,24 @@ def test_no_profile_reads_weights_faster_than_its_device_can(engine: str, device
 
 
 def test_nothing_is_promised_beyond_what_was_measured() -> None:
-    """Red when an engine, a device, a length or a load that nobody measured is promised."""
+    """Red when an engine, a device, a release of one, a length or a load that nobody measured is promised."""
     asked = question(demand())
     candidate = Candidate(stages(asked))
     assert validity(candidate, asked.demand, "vllm", 0.5).is_promised
+    assert validity(candidate, asked.demand, "vllm", 0.5, "0.19.0rc1").is_promised
     beyond = {
         "no engine is named": validity(candidate, asked.demand, None, 0.5),
         "100,000 tokens are planned for": validity(
             candidate, replace(asked.demand, longest_tokens=100_000), "vllm", 0.5
         ),
         "97% full": validity(candidate, asked.demand, "vllm", 0.97),
-        "never measured": validity(Candidate(stages(question(demand(), "8xA100"))), asked.demand, "vllm", 0.5),
+        "vllm 0.30.0 was never measured (0.11.2 to 0.19.0 were)": validity(
+            candidate, asked.demand, "vllm", 0.5, "0.30.0"
+        ),
+        "vllm 0.9 was never measured": validity(candidate, asked.demand, "vllm", 0.5, "v0.9"),
+        "vllm on a100 was never measured": validity(
+            Candidate(stages(question(demand(), "8xA100"))), asked.demand, "vllm", 0.5
+        ),
     }
     for reason, told in beyond.items():
         assert not told.is_promised and reason in " ".join(told.outside)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,22 @@ def test_the_same_options_give_the_same_bytes(tmp_path: Path, model: list[str], 
         written.append((out.read_bytes(), log.read_bytes()))
     assert written[0] == written[1]
     assert b'"decision":"arrive"' in written[0][1]
+
+
+def test_a_slow_host_changes_no_byte(
+    tmp_path: Path, model: list[str], trace: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every clock of the machine goes on by ten minutes at each look, as on a host that is far slower. Red when
+    simulated time, or a decision, depends on the time that simulating takes."""
+    written, looks = [], count(1)
+    for name in ("quick", "slow"):
+        out, log = tmp_path / f"{name}.json", tmp_path / f"{name}.log"
+        assert simulate(*trace, *model, "--json", str(out), "--decision-log", str(log)).exit_code == 0
+        written.append((out.read_bytes(), log.read_bytes()))
+        for clock in ("time", "monotonic", "perf_counter", "process_time"):
+            monkeypatch.setattr(time, clock, lambda: 600.0 * next(looks))
+            monkeypatch.setattr(time, f"{clock}_ns", lambda: 600_000_000_000 * next(looks))
+    assert written[0] == written[1]
 
 
 def test_jumps_change_no_byte(tmp_path: Path, model: list[str]) -> None:

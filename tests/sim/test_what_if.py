@@ -17,6 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from relevo import __version__
 from relevo.build.ledger import open_prepared
 from relevo.build.served_history import HistoryAsk, last_costs, read_history
 from relevo.build.served_workers import as_served, served_workers
@@ -31,6 +32,7 @@ from relevo.workload.traces.served import Replay, ServedRequest, ServingNote
 NUM_REQUESTS = 60
 FACTS = {
     "server": "s",
+    "release": __version__,
     "names": ["m", "alias"],
     "model_hash": "h",
     "max_model_len": 4096,
@@ -240,3 +242,12 @@ def test_names_of_one_model_are_one_model(folder: Path) -> None:
     assert "2 models" in refused("--data-dir", str(folder))
     assert {n: b for n, b, *_ in last_costs(folder / "traffic", "h")} == {1: 0.004, 2: 0.003}
     assert last_costs(folder / "traffic", "another model") == ()
+
+
+def test_what_another_release_measured_of_its_steps_is_not_believed(folder: Path) -> None:
+    """Red when a planner starts from the step costs that a server had before it was upgraded."""
+    assert last_costs(folder / "traffic", "h")
+    for facts in ({**FACTS, "release": "0.0.1"}, {key: value for key, value in FACTS.items() if key != "release"}):
+        (path,) = (folder / "traffic").glob("*.jsonl")
+        path.write_text(json.dumps(ServingNote(at_s=time.time(), model="m", facts=facts).to_row()) + "\n")
+        assert last_costs(folder / "traffic", "h") == ()

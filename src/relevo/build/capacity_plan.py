@@ -15,7 +15,7 @@ from relevo.core.errors import SettingsError
 from relevo.core.role import DECODE, PREFILL, UNIFIED, Role
 from relevo.gateway.metering.database import Connection
 from relevo.policy.perf.engine_constants import DEFAULT_CONSTANTS, EngineConstants
-from relevo.policy.perf.known_engines import KNOWN
+from relevo.policy.perf.known_engines import KNOWN, is_measured_version
 from relevo.policy.perf.model_shape import ModelShape
 from relevo.policy.scaling.candidates import GIB, Candidate, Stage
 from relevo.policy.scaling.error_band import Validity, validity
@@ -80,6 +80,7 @@ class Planner:
         engines = sorted({engine for engine, _ in KNOWN})
         if options.engine is not None and options.engine not in engines:
             raise SettingsError(f"--engine {options.engine} was not measured; there are {', '.join(engines)}")
+        _check_version(options)
         self.shape = read_shape(options.model)
         if not self.shape.growing_kv_bytes_per_token(options.assumed.kv_value_bytes):
             raise SettingsError(f"{self.shape.name} keeps a window or a state in every layer; this cannot be planned")
@@ -111,7 +112,7 @@ class Planner:
         return CapacityPlan(
             rows=tuple(rows),
             found=found,
-            validity=validity(rows[0].candidate, self.load.demand, options.engine, highest),
+            validity=validity(rows[0].candidate, self.load.demand, options.engine, highest, options.engine_version),
             is_enough=rows[0].keeps_margin,
         )
 
@@ -235,6 +236,17 @@ def why_not(row: PlanRow, best: PlanRow, ttft_s: float, itl_s: float) -> str:
     if more <= _NO_DIFFERENCE:
         return f"costs the same within {_NO_DIFFERENCE:.0%}, what repeats of one server differ by"
     return f"costs {more:.0%} more"
+
+
+def _check_version(options: PlanOptions) -> None:
+    if options.engine_version is None:
+        return
+    if options.engine is None:
+        raise SettingsError(f"--engine-version {options.engine_version} is of no --engine; name one, such as vllm")
+    try:
+        is_measured_version(options.engine, options.engine_version)
+    except ValueError as error:
+        raise SettingsError(f"--engine-version: {error}") from None
 
 
 def _cannot_be_built(shape: ModelShape, found: Found) -> str:

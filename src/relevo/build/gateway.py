@@ -28,7 +28,7 @@ from relevo.build.event_loop import LoopTimers, run_until_complete
 from relevo.build.http_server import build_limiter, build_site
 from relevo.build.late_vocabularies import LateVocabularies
 from relevo.build.metering import Metering, build_metering
-from relevo.build.role_planner import planned
+from relevo.build.role_planner import planned, show_plans
 from relevo.build.serve_http import serve_until_stopped
 from relevo.build.start_phases import StartPhases
 from relevo.build.tracing import Tracing, build_tracing, check_tracing
@@ -100,13 +100,13 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     metering = build_metering(config, metrics, MonotonicClock())
     phases.done("dispatchers and ledger")
     tracing = _tracing(config, metrics)
-    plannings = [planned(backend.config, backend.dispatcher) for backend in backends]
+    plannings = [planned(backend.config, backend.dispatcher, cluster) for backend in backends]
     vocabularies = LateVocabularies(lambda: sum(backend.dispatcher.num_in_flight for backend in backends))
     models = [_served_model(*each, vocabularies) for each in zip(backends, plannings, strict=True)]
     context = build_context(config, models, metrics, metering, cluster)
     at_work = [planning for planning in plannings if planning is not None]
     beside: list[RolePlanning | TrafficRecordings] = [*at_work, recordings]
-    _show_plans(metrics, at_work)
+    show_plans(metrics, at_work)
     context = replace(
         context, traces=tracing.traces if tracing is not None else None, plans=tuple(each.plan for each in at_work)
     )
@@ -179,12 +179,6 @@ def _cluster(config: GatewayConfig, metrics: GatewayMetrics) -> GatewayCluster |
     from relevo.build.gateway_cluster import GatewayCluster
 
     return GatewayCluster.of(config, metrics)
-
-
-def _show_plans(metrics: GatewayMetrics, plannings: Sequence[RolePlanning]) -> None:
-    for planning in plannings:
-        metrics.on_request_finished(planning.window.finished)
-    metrics.show_plans(lambda: plannings)
 
 
 def _tracing(config: GatewayConfig, metrics: GatewayMetrics) -> Tracing | None:

@@ -18,12 +18,16 @@ from relevo.cluster.feed import FeedClient
 from relevo.cluster.feed_messages import DrainRemote, KillRemote, Roster
 from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.moving import Mover
+from relevo.cluster.peer import NodeRole
 from relevo.cluster.stream_guard import StreamGuard
 from relevo.core.ids import WorkerRef
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
+from relevo.policy.cluster.head import MemberState
 from relevo.telemetry.metrics import GatewayMetrics
+
+_HERE = (MemberState.JOINED, MemberState.UNHEARD)
 
 
 class GatewayCluster:
@@ -71,6 +75,11 @@ class GatewayCluster:
 
     def drain(self, node: str, *, for_good: bool) -> bool:
         return self._feed.ask(DrainRemote(node, for_good))
+
+    def other_heads(self) -> tuple[str, ...]:
+        """That serve the same workers, as far as is known here."""
+        known = self.members.nodes if self.members is not None else ()
+        return tuple(node.name for node in known if node.role == NodeRole.HEAD and node.state in _HERE)
 
     # ---- telemetry.metrics.ClusterCounts -----------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ def plan_json(plan: CapacityPlan, planner: Planner) -> dict[str, Any]:
         "targets": asdict(planner.options.targets),
         "assumed": asdict(planner.options.assumed),
         "engine": planner.options.engine,
+        "engine_version": planner.options.engine_version,
     }
     if isinstance(plan.found, Infeasible):
         return {**told, "infeasible": asdict(plan.found), "plans": []}

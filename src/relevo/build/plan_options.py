@@ -53,6 +53,7 @@ class PlanOptions:
     rate_per_s: float | None = None  # None: that of the source
     max_request_tokens: int | None = None
     engine: str | None = None
+    engine_version: str | None = None
     num_simulated: int = 300  # requests of each simulation that count
     num_warm: int | None = None  # before them, that only warm the caches; None: see `warm_requests`
     seed: int = 0

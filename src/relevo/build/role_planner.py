@@ -15,7 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import HistoryConfig, ServedModelConfig
@@ -34,6 +36,7 @@ from relevo.policy.scaling.planner_limits import PlannerLimits
 from relevo.policy.scaling.role_planner import RolePlanner
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.telemetry.latency import Slo
+from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire.leash import ask_for_end_with_parent
 
 _LEAST_URGENT = 19
@@ -41,7 +44,15 @@ _SIMULATED_REQUESTS = 160  # arbitrary
 _ANSWER_S = 120.0  # arbitrary: on idle cores an answer takes some seconds; what comes later is about another demand
 
 
-def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlanning | None:
+class ClusterView(Protocol):
+    """What a planner asks of the cluster that its gateway is in."""
+
+    def other_heads(self) -> tuple[str, ...]: ...
+
+
+def planned(
+    config: ServedModelConfig, generator: TokenGenerator, cluster: ClusterView | None = None
+) -> RolePlanning | None:
     """None unless it is asked for, or there is a history to start from."""
     if config.planner == "off" and config.history is None:
         return None
@@ -64,6 +75,21 @@ def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlannin
         targets={"ttft_p90_s": slo.ttft_s, "itl_p90_s": slo.itl_s},
         history=None if config.history is None else _history(config.history),
         only_begins=config.planner == "off",
+        elsewhere=(lambda: "") if cluster is None else partial(_elsewhere, cluster),
+    )
+
+
+def show_plans(metrics: GatewayMetrics, plannings: Sequence[RolePlanning]) -> None:
+    for planning in plannings:
+        metrics.on_request_finished(planning.window.finished)
+    metrics.show_plans(lambda: plannings)
+
+
+def _elsewhere(cluster: ClusterView) -> str:
+    """Heads do not tell each other what comes in, and two planners would fight over the same workers."""
+    heads = cluster.other_heads()
+    return (
+        f"requests come in through {', '.join(heads)}, too; one head has to serve where a planner runs" if heads else ""
     )
 
 

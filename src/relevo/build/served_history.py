@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from relevo import __version__
 from relevo.core.errors import SettingsError, StartError
 from relevo.gateway.metering.database import Connection, DatabaseError
 from relevo.gateway.metering.ledger import MS_PER_DAY, RequestLengths, UsageFilter, request_lengths
@@ -148,14 +149,19 @@ def _rows_of(path: Path) -> Iterator[ServedRequest | ServingNote | None]:
 
 
 def last_costs(folder: Path, model_hash: str) -> tuple[tuple[int, float, float, float], ...]:
-    """Number of cores, and what steps of this model cost on them when it was served from this folder last."""
+    """Number of cores, and what steps of this model cost on them when this release served it from this folder last:
+    another one's steps are others."""
     found: dict[int, tuple[int, float, float, float]] = {}
     for path in sorted(folder.glob(PATTERN)):
         with contextlib.suppress(OSError):
             for row in _rows_of(path):
-                if isinstance(row, ServingNote) and row.facts.get("model_hash") == model_hash:
+                if isinstance(row, ServingNote) and _is_of(row, model_hash):
                     found |= _costs_of(row)
     return tuple(found.values())
+
+
+def _is_of(note: ServingNote, model_hash: str) -> bool:
+    return note.facts.get("model_hash") == model_hash and note.facts.get("release") == __version__
 
 
 def _costs_of(note: ServingNote) -> dict[int, tuple[int, float, float, float]]:

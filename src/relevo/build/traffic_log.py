@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from relevo import __version__
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.role_planner import rules_of
@@ -78,6 +79,7 @@ class TrafficRecording:
         layout = next((worker.layout for worker in workers if worker.layout is not None), None)
         return {
             "server": self.server,
+            "release": __version__,
             "names": list(config.served_model_names),
             "model_hash": config.model_hash,
             "max_model_len": config.max_model_len,

@@ -56,6 +56,10 @@ def plan(
     mean_gap_s: Annotated[float, typer.Option(min=0.0, max=1e6, help="--workload: pause between turns.")] = 10.0,
     ledger_model: Annotated[str | None, typer.Option(help="--ledger: requests for this served name only.")] = None,
     engine: Annotated[str | None, typer.Option(help=_ENGINE)] = None,
+    engine_version: Annotated[
+        str | None,
+        typer.Option(help="Release of --engine that will serve: of one nobody measured nothing is promised."),
+    ] = None,
     start_s: Annotated[float, typer.Option(min=0.0, max=1e6, help="From ordering a worker until it serves.")] = 300.0,
     tokens_per_step: Annotated[
         float, typer.Option(min=1.0, max=32.0, help="Speculation: tokens of a row in a step, its own included.")
@@ -108,6 +112,7 @@ def plan(
         rate_per_s=None if rate is None else parse_rate(rate, "--rate"),
         max_request_tokens=max_request_tokens,
         engine=engine,
+        engine_version=engine_version,
         num_simulated=simulated_requests,
         num_warm=warm_requests,
         seed=seed,

@@ -74,6 +74,7 @@ class RolePlanning:
     is_dry: bool
     targets: Mapping[str, float]  # as the operator set them, for the page
     together: Together | None = None  # with other gateways over the same workers; None: there are none
+    elsewhere: Callable[[], str] = lambda: ""  # who else hands requests to these workers, and is not heard of
     num_decisions: Counter[str] = field(default_factory=Counter)  # by verdict
     history: History | None = None  # that it starts from
     only_begins: bool = False  # and does nothing after that
@@ -188,7 +189,7 @@ class RolePlanning:
         return Seen(
             now_s=now_s,
             mode=self._mode_of(there, modes),
-            unknown=(self.together.unknown if self.together is not None else "") or _unknown(there, window),
+            unknown=self._unheard() or _unknown(there, window),
             away=tuple(worker.worker_id for worker in workers if not worker.ready),
             num_requests=window.num_requests,
             demand=window.demand,
@@ -197,6 +198,10 @@ class RolePlanning:
             since_s=now_s - window.span_s,
             num_kinds=window.num_kinds,
         )
+
+    def _unheard(self) -> str:
+        """Requests that come in through others, and are not known: these may plan, too. Empty: there are none."""
+        return self.elsewhere() or (self.together.unknown if self.together is not None else "")
 
     def _mode_of(self, workers: Sequence[WorkerStatus], modes: Sequence[Mode]) -> Mode:
         return mode_named(modes, {WorkerId(worker.worker_id): parse_role(worker.role) for worker in workers})

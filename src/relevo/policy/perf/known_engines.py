@@ -7,6 +7,7 @@ Versions are pooled: they differ by as much as engines do, see docs/simulation.m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from relevo.core.errors import StartError
@@ -55,6 +56,27 @@ KNOWN: Mapping[tuple[str, str], EngineConstants] = {
     ("vllm", "h100"): _of(0.826, 0.870, 0.652, 0.190, 53.7, 26.7, 5.5, 15.4, 49),
     ("vllm", "h200"): _of(0.838, 0.607, 0.655, 0.187, 59.4, 30.2, 5.6, 16.0, 49),
 }
+
+# Oldest and newest release of each engine among those runs
+MEASURED_VERSIONS: Mapping[str, tuple[str, str]] = {
+    "sglang": ("0.5.1", "0.5.10"),
+    "trtllm": ("0.5.1", "1.3.0"),
+    "vllm": ("0.11.2", "0.19.0"),
+}
+
+
+def is_measured_version(engine: str, version: str) -> bool:
+    """Whether it lies between releases that were measured. Raises ValueError for what is no version."""
+    oldest, newest = (_numbers(each) for each in MEASURED_VERSIONS[engine])
+    return oldest <= _numbers(version) <= newest
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Of a release, up to three: what follows them (rc1, .post2) is of the same release."""
+    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?![\d])", version)
+    if found is None:
+        raise ValueError(f"{version!r} is no version of an engine; write it as 0.19.0")
+    return tuple(int(each or 0) for each in found.groups())
 
 
 def known_engine(engine: str, device_name: str) -> EngineConstants:

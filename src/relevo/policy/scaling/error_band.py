@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relevo.policy.perf.known_engines import KNOWN
+from relevo.policy.perf.known_engines import KNOWN, MEASURED_VERSIONS, is_measured_version
 from relevo.policy.scaling.candidates import Candidate
 from relevo.policy.scaling.demand import Demand
 
@@ -67,9 +67,14 @@ class Validity:
         return not self.outside
 
 
-def validity(candidate: Candidate, demand: Demand, engine: str | None, highest_load: float) -> Validity:
-    """`highest_load`: of the fullest stage."""
+def validity(
+    candidate: Candidate, demand: Demand, engine: str | None, highest_load: float, engine_version: str | None = None
+) -> Validity:
+    """`highest_load`: of the fullest stage. `engine_version`: that will serve; None: it was not said."""
     outside: list[str] = []
+    if engine is not None and engine_version is not None and not is_measured_version(engine, engine_version):
+        oldest, newest = MEASURED_VERSIONS[engine]
+        outside.append(f"{engine} {engine_version} was never measured ({oldest} to {newest} were)")
     for stage in candidate.stages:
         name = stage.kind.device.name
         if engine is None:
