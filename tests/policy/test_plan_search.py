@@ -218,7 +218,7 @@ def test_nothing_is_promised_beyond_what_was_measured() -> None:
         "vllm 0.30.0 was never measured (0.11.2 to 0.19.0 were)": validity(
             candidate, asked.demand, "vllm", 0.5, "0.30.0"
         ),
-        "vllm 0.9 was never measured": validity(candidate, asked.demand, "vllm", 0.5, "v0.9"),
+        "vllm v0.9 was never measured": validity(candidate, asked.demand, "vllm", 0.5, "v0.9"),
         "vllm on a100 was never measured": validity(
             Candidate(stages(question(demand(), "8xA100"))), asked.demand, "vllm", 0.5
         ),

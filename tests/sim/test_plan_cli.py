@@ -105,6 +105,14 @@ def test_what_cannot_be_kept_is_an_answer_with_its_own_exit_status(tmp_path: Pat
     assert not read(path)["is_enough"]
 
 
+def test_a_version_that_is_none_is_one_sentence(asked: list[str]) -> None:
+    assert "'latest' is no version of an engine; write it as 0.19.0" in refused(
+        *asked, *LOAD, "--engine-version", "latest"
+    )
+    without = [word for word in asked if word not in ("--engine", "vllm")]
+    assert "--engine-version 0.19.0 is of no --engine" in refused(*without, *LOAD, "--engine-version", "0.19.0")
+
+
 @pytest.mark.parametrize(
     ("changed", "word"),
     [
@@ -122,14 +130,6 @@ def test_what_cannot_be_kept_is_an_answer_with_its_own_exit_status(tmp_path: Pat
         (("--draft-tokens", "1", "--tokens-per-step", "3"), "cannot come of 1 drafted"),
     ],
 )
-def test_a_version_that_is_none_is_one_sentence(asked: list[str]) -> None:
-    assert "'latest' is no version of an engine; write it as 0.19.0" in refused(
-        *asked, *LOAD, "--engine-version", "latest"
-    )
-    without = [word for word in asked if word not in ("--engine", "vllm")]
-    assert "--engine-version 0.19.0 is of no --engine" in refused(*without, *LOAD, "--engine-version", "0.19.0")
-
-
 def test_a_mistake_is_one_sentence(asked: list[str], changed: tuple[str, ...], word: str) -> None:
     """Red when a number without its unit, a typo or an impossible model is taken, or ends in a traceback."""
     import re
