@@ -58,7 +58,7 @@ def plan(
     engine: Annotated[str | None, typer.Option(help=_ENGINE)] = None,
     engine_version: Annotated[
         str | None,
-        typer.Option(help="Release of --engine that will serve: of one nobody measured nothing is promised."),
+        typer.Option(help="Release of --engine that will serve: of one that was not measured nothing is promised."),
     ] = None,
     start_s: Annotated[float, typer.Option(min=0.0, max=1e6, help="From ordering a worker until it serves.")] = 300.0,
     tokens_per_step: Annotated[
