@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from relevo.environment import PREFIX as ENVIRONMENT_PREFIX
 from relevo.environment import read_environment
 from relevo.setting_values import (
     Bytes,
@@ -337,6 +336,16 @@ class Settings(BaseModel):
         description="on: who computes prompts and who decodes follows the traffic. dry-run: it is only said what "
         "would be done, in the log and at /v1/plan. auto: on with --topology auto, two workers and one gateway.",
     )
+    min_workers: int = Field(1, ge=0, description="Fewest workers that the planner wants; see max_workers.")
+    max_workers: int | None = Field(
+        None,
+        ge=1,
+        description="Most workers that the planner wants of a cluster. How many it wants, and why, is in the log, at "
+        "/v1/plan and relevo:planner_wanted_workers; see docs/guides/planner.md. Default: it plans no number.",
+    )
+    worker_start_s: Seconds = Field(
+        60.0, gt=0, description="From ordering a worker until it serves, until the first one has come."
+    )
     slo_ttft_p90: TtftTarget = Field(
         None, gt=0, description="Time to the first token that the planner aims at: 500ms, 2s, or seconds. Default: 2 s."
     )
@@ -475,26 +484,6 @@ OF_THE_SERVER = frozenset(
         *("kept_requests", "ledger_timelines", "traffic_log_bytes"),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "quiet", "start_timeout_s", "require_keys"),
-        *("cluster", "join", "advertise", "token_file", "cluster_dir"),
+        *("cluster", "join", "advertise", "token_file", "cluster_dir", "min_workers", "max_workers", "worker_start_s"),
     )
 )  # the same for every model; what is in neither set is each model's, and a default for all where it is a flag
-
-
-def settings_markdown() -> str:
-    """docs/settings.md: one row per setting."""
-    lines = [
-        "# Settings of `relevo serve`",
-        "",
-        "Generated from `src/relevo/settings.py` (`make docs`). The command line wins over the environment.",
-        "",
-        "| flag | environment | default | meaning |",
-        "|---|---|---|---|",
-    ]
-    for name, field in Settings.model_fields.items():
-        positional = {"model": "`MODEL` (argument)", "engine_args": "`-- FLAGS` (arguments)"}
-        flag = positional[name] if name in positional else f"`--{name.replace('_', '-')}`"
-        default = field.default
-        value = ",".join(default) if isinstance(default, tuple) else default
-        shown = "" if value in (None, "", {}) else f"`{value}`"
-        lines.append(f"| {flag} | `{ENVIRONMENT_PREFIX}{name.upper()}` | {shown} | {field.description} |")
-    return "\n".join(lines) + "\n"

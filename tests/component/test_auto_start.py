@@ -24,7 +24,8 @@ from relevo.build.start_history import with_histories
 from relevo.core.errors import SettingsError
 from relevo.gateway.metering.ledger import LedgerRow, put_rows
 from relevo.orchestrator.ports import WorkerStatus
-from relevo.planner.loop import History, NotSimulated
+from relevo.planner.loop import History
+from relevo.planner.not_simulated import NotSimulated
 from relevo.planner.window import DemandWindow
 from relevo.policy.host.auto_mode import AUTO_ITL_S
 from relevo.policy.scaling.demand import Demand, Sample

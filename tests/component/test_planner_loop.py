@@ -21,7 +21,8 @@ from relevo.core.ports import Clock
 from relevo.core.request import EngineRequest, ServiceTerms
 from relevo.core.role import HYBRID, Role
 from relevo.orchestrator.ports import EngineStatus, OutputSink, TokenGenerator, WorkerStatus
-from relevo.planner.loop import NotSimulated, Question, RolePlanning
+from relevo.planner.loop import Question, RolePlanning
+from relevo.planner.not_simulated import NotSimulated
 from relevo.planner.remembered import RememberedAnswers
 from relevo.planner.window import MAX_ARRIVALS, DemandWindow
 from relevo.policy.scaling.answer_pool import KEPT_S, AnswerPool

@@ -43,6 +43,18 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "pools.c.autoscaling.metric=kvCacheUsage",
         "pools.d.autoscaling.metric=busy",
     ),
+    "hpa of the planner's number": (
+        *LEAST,
+        "pools.workers.autoscaling.kind=hpa",
+        "pools.workers.autoscaling.metric=wantedWorkers",
+        "pools.workers.autoscaling.maxReplicas=8",
+    ),
+    "keda of the planner's number": (
+        *LEAST,
+        "autoscaling.prometheus=http://prometheus:9090",
+        "pools.workers.autoscaling.kind=keda",
+        "pools.workers.autoscaling.metric=wantedWorkers",
+    ),
     "long drains": (
         *LEAST,
         "gateway.drain.preStopSeconds=30,gateway.drain.seconds=900",

@@ -11,6 +11,7 @@ VLLM = (
     "model.name=org/model,pools.workers.engine=vllm,pools.workers.role=decode,"
     "pools.workers.image.repository=vllm/vllm-openai"
 )
+WANTED = "pools.workers.autoscaling.kind=hpa,pools.workers.autoscaling.metric=wantedWorkers"
 
 # Values beside the least ones, and words of the sentence.
 CONTRADICTIONS = [
@@ -44,6 +45,13 @@ CONTRADICTIONS = [
     ("gateway.probePort=8000", "have to differ"),
     ("pools.workers.autoscaling.minReplicas=9", "minReplicas is 9 and maxReplicas 4; swap them"),
     ("pools.workers.autoscaling.kind=keda", "autoscaling.prometheus is empty; give the address"),
+    (
+        f"{WANTED},pools.other.replicas=1",
+        "a number of workers of which the planner says who computes prompts; give one pool, with role any",
+    ),
+    (f"{WANTED},pools.workers.role=decode", "give one pool, with role any"),
+    (f"{WANTED},gateway.replicas=2", "of which each sees a part of what comes in; use one replica"),
+    (f"{WANTED},pools.workers.autoscaling.target=3", "wantedWorkers is a number of workers; leave the target out"),
     ("inferencePool.enabled=true", "inferencePool.picker.name is empty; name the Service"),
     ("route.enabled=true", "route.parents is empty; name the Gateway"),
     ("pools.sixteen-letters-x.role=any", "pools.sixteen-letters-x: the name of a pool has at most 15 small letters"),

@@ -18,6 +18,7 @@ pytestmark = needs_helm
 END_S = 5  # after the drain, at the least
 FOLLOWER = "follower"  # of a group: a part of its leader's engine
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
+WANTED = "relevo:planner_wanted_workers"
 
 
 def is_engine(pod: Document) -> bool:
@@ -149,6 +150,9 @@ def test_no_data_is_not_zero_and_going_down_is_slow(case: str) -> None:
         else:
             assert spec["minReplicas"] >= 1 and len(spec["metrics"]) == 1
         down = spec["behavior"]["scaleDown"]
+        if WANTED in query:  # the planner has waited before it wants less
+            assert down["stabilizationWindowSeconds"] == 0
+            continue
         assert down["stabilizationWindowSeconds"] >= 60
         assert down["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 120}]
 
@@ -162,9 +166,29 @@ def test_scalers_ask_for_metrics_and_labels_that_there_are() -> None:
             (name,) = re.findall(r"\b((?:relevo|vllm):\w+)\{", query)
             labels = set(re.findall(r'(\w+)="', query)) - {"namespace", "service"}
             labels |= set(re.findall(r"by \((\w+)\)", query))
+            if scaler["kind"] == "HorizontalPodAutoscaler":  # an adapter asks for these
+                (metric,) = scaler["spec"]["metrics"]
+                labels |= metric["external"]["metric"]["selector"]["matchLabels"].keys() - {"namespace", "service"}
             assert name in BY_NAME and labels <= set(BY_NAME[name].labels), query
             asked.add(name)
-    assert len(asked) == 4
+    assert len(asked) == 5
+
+
+def test_the_planner_and_the_scaler_have_the_same_bounds() -> None:
+    """Red when the planner wants a number that its scaler does not give, or none is planned."""
+    for case in CASES:
+        args = [each for workload in of_kind(case, "Deployment") for each in args_of(workload)]
+        scalers = of_kind(case, "HorizontalPodAutoscaler", "ScaledObject")
+        wanted = [each["spec"] for each in scalers if WANTED in query_of(each)]
+        assert any(arg.startswith("--max-workers") for arg in args) is bool(wanted)
+        for spec in wanted:
+            least = spec.get("minReplicas", spec.get("minReplicaCount"))
+            most = spec.get("maxReplicas", spec.get("maxReplicaCount"))
+            assert {"--planner=on", f"--min-workers={least}", f"--max-workers={most}"} <= set(args)
+
+
+def args_of(workload: Document) -> list[str]:
+    return [str(arg) for each in workload["spec"]["template"]["spec"]["containers"] for arg in each.get("args", [])]
 
 
 # ---- disruption ------------------------------------------------------------------------------------------------------

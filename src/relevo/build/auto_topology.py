@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from relevo.build.configs import WorkerNumberConfig
 from relevo.core.errors import SettingsError
 from relevo.policy.host.auto_mode import planner_for
 from relevo.policy.host.topology import Topology
@@ -9,14 +10,34 @@ from relevo.settings import Settings
 
 
 def planner_of(settings: Settings, topology: Topology) -> str:
-    """In a cluster each box's gateway sees a part of what comes in, and engines that are not ours change no role."""
+    """Heads of a cluster each see a part of what comes in, and engines that are not ours change no role."""
     has_own_workers = settings.engine == "relevo" and not settings.worker
     return planner_for(
         settings.planner,
         is_auto=settings.topology == "auto" and has_own_workers and not (settings.cluster or settings.join),
         num_workers=topology.num_workers,
         num_gateways=settings.gateways,
+        plans_number=settings.max_workers is not None,
     )
+
+
+def number_config(settings: Settings) -> WorkerNumberConfig | None:
+    """How many workers the planner may want; None: it plans no number. Raises SettingsError."""
+    least, most = settings.min_workers, settings.max_workers
+    if most is None:
+        return None
+    asked = f"--max-workers {most}"
+    if settings.planner == "off":
+        raise SettingsError(f"{asked} is for the planner, and --planner is off; write on or dry-run, or leave it out")
+    if not settings.cluster:
+        raise SettingsError(f"{asked} counts workers of boxes that join, and none can; add --cluster HOST:PORT")
+    if settings.engine != "relevo" or settings.worker:
+        raise SettingsError(f"{asked} is for Relevo's own workers: what steps of another engine cost is not known")
+    if least > most:
+        raise SettingsError(f"--min-workers {least} is above {asked}; swap them")
+    has_targets = settings.slo_ttft_p90 is not None or settings.slo_itl_p90 is not None
+    spare = 1 if has_targets and most > 1 else 0
+    return WorkerNumberConfig(least=least, most=most, spare=spare, start_s=settings.worker_start_s)
 
 
 def check_history(settings: Settings) -> None:

@@ -144,6 +144,15 @@ class HistoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[tuple[int, float, float, float], ...] = ()  # number of cores, and the coefficients of a step on them
 
 
+class WorkerNumberConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Between which numbers of workers the planner chooses."""
+
+    least: int
+    most: int
+    spare: int  # that may be away while the targets are kept
+    start_s: float
+
+
 class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One model behind the gateway: where its text parts are, its workers, and what bounds and routes its requests."""
 
@@ -191,6 +200,7 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     slo_itl_s: float = 0.0
     more_groups: tuple[TableRule, ...] = ()  # KV groups after the first
     history: HistoryConfig | None = None
+    number: WorkerNumberConfig | None = None  # None: how many workers there are is not planned
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relevo.build.auto_topology import check_history, planner_of, what_may_change
+from relevo.build.auto_topology import check_history, number_config, planner_of, what_may_change
 from relevo.build.block_sizes import layouts_of_roles
 from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
@@ -439,6 +439,7 @@ def served_config(
         conditional_disaggregation=settings.conditional_disaggregation,
         enable_prefix_caching=settings.enable_prefix_caching,
         planner=planner_of(settings, topology),
+        number=number_config(settings),
         slo_ttft_s=settings.slo_ttft_p90 or 0.0,
         slo_itl_s=itl_target_s(settings.slo_itl_p90, is_auto=settings.topology == "auto"),
     )

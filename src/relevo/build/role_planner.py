@@ -12,32 +12,40 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from relevo.build.clock import MonotonicClock
-from relevo.build.configs import HistoryConfig, ServedModelConfig
-from relevo.core.events import StepCosts
+from relevo.build.configs import HistoryConfig, ServedModelConfig, WorkerNumberConfig
+from relevo.core.events import UNKNOWN_COSTS, StepCosts
 from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
-from relevo.planner.loop import History, NotSimulated, RolePlanning
+from relevo.planner.loop import History, RolePlanning
+from relevo.planner.not_simulated import NotSimulated
 from relevo.planner.remembered import RememberedAnswers, present_of
 from relevo.planner.window import DemandWindow
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
+from relevo.planner.worker_number import WorkerNumber
 from relevo.policy.host.auto_mode import AUTO_ITL_S, AUTO_TTFT_S
+from relevo.policy.scaling.alike_workers import alike, best_mode
 from relevo.policy.scaling.answer_pool import AnswerPool
 from relevo.policy.scaling.demand import Demand, Sample
+from relevo.policy.scaling.enough_workers import CountLimits, search
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.planner_limits import PlannerLimits
 from relevo.policy.scaling.role_planner import RolePlanner
+from relevo.policy.scaling.wanted_workers import WantedWorkers
+from relevo.policy.scaling.worker_count import CountPlanner, CountSeen
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.telemetry.latency import Slo
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire.leash import ask_for_end_with_parent
+
+Answer = TypeVar("Answer")
 
 _LEAST_URGENT = 19
 _SIMULATED_REQUESTS = 160  # arbitrary
@@ -62,6 +70,7 @@ def planned(
     assert slo.itl_s is not None
     window, is_dry = DemandWindow(generator, clock, slo), config.planner == "dry-run"
     simulator = SimulatorProcess(config, slo, limits)
+    number = config.number
     return RolePlanning(
         model=config.served_model_names[0],
         window=window,
@@ -75,7 +84,22 @@ def planned(
         targets={"ttft_p90_s": slo.ttft_s, "itl_p90_s": slo.itl_s},
         history=None if config.history is None else _history(config.history),
         only_begins=config.planner == "off",
+        number=_worker_number(config, number, slo.ttft_s, simulator) if number is not None else None,
         elsewhere=(lambda: "") if cluster is None else partial(_elsewhere, cluster),
+    )
+
+
+def _worker_number(
+    config: ServedModelConfig, number: WorkerNumberConfig, ttft_s: float, simulator: SimulatorProcess
+) -> WorkerNumber:
+    limits = CountLimits(least=number.least, most=number.most, spare=number.spare)
+    return WorkerNumber(
+        model=config.served_model_names[0],
+        planner=CountPlanner(limits, ttft_s, number.start_s),
+        limits=limits,
+        wanted=WantedWorkers(limits=limits, start_s=number.start_s),
+        ask=partial(simulator.ask_numbers, limits=limits),
+        unix_s=time.time,
     )
 
 
@@ -109,6 +133,7 @@ class SimulatorProcess:
     limits: PlannerLimits
     _pool: ProcessPoolExecutor | None = None
     _costs: WorkerCosts = field(init=False)
+    _best_modes: Mapping[int, Mode] = field(default_factory=dict)  # by the number of workers, as of the last answer
 
     def __post_init__(self) -> None:
         config = self.config
@@ -120,15 +145,31 @@ class SimulatorProcess:
     ) -> Mapping[Mode, ModeOutlook]:
         self._costs.learn(workers, time.monotonic())
         facts = self._costs.facts(workers)
+        present = present_of(modes, workers)
+        question = (facts, self.config.max_model_len, self.slo, self.limits, tuple(modes), present, demand, seed)
+        return await self._answer(partial(_simulate, *question))
+
+    async def ask_numbers(
+        self, seen: CountSeen, demand: Demand, workers: Sequence[WorkerStatus], limits: CountLimits
+    ) -> Mapping[int, ModeOutlook]:
+        """All workers are taken for alike: as the first one that has said what its steps cost."""
+        self._costs.learn(workers, time.monotonic())
+        known = [worker for worker in workers if worker.load.costs != UNKNOWN_COSTS]
+        if not known:
+            raise NotSimulated("no worker has said what its steps cost")
+        (one,) = self._costs.facts(known[:1])
+        total = seen.num_there + seen.num_coming
+        question = (one, self.config.max_model_len, self.slo, limits, total, self._best_modes, demand)
+        outlooks, self._best_modes = await self._answer(partial(_simulate_numbers, *question))
+        return outlooks
+
+    async def _answer(self, simulate: Callable[[], Answer]) -> Answer:
         if self._pool is None:
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(1, spawned, initializer=_give_way, initargs=(os.getpid(),))
-        loop = asyncio.get_running_loop()
-        present = present_of(modes, workers)
-        question = (facts, self.config.max_model_len, self.slo, self.limits, tuple(modes), present, demand, seed)
         try:
             async with asyncio.timeout(_ANSWER_S):
-                return await loop.run_in_executor(self._pool, _simulate, *question)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, simulate)
         except TimeoutError:
             self.close()
             raise NotSimulated(f"the simulator had no answer in {_ANSWER_S:.0f} s; the cores are busy") from None
@@ -196,3 +237,29 @@ def _simulate(
     )
     race = ModeRace(worlds=worlds, wide=limits.wide, least=limits.gain)
     return race.outlooks(modes, present, demand, limits.surge)
+
+
+def _simulate_numbers(
+    one: WorkerFacts,
+    max_model_len: int,
+    slo: Slo,
+    limits: CountLimits,
+    total: int,
+    best_before: Mapping[int, Mode],
+    demand: Demand,
+) -> tuple[Mapping[int, ModeOutlook], Mapping[int, Mode]]:
+    """What numbers of workers would make of the demand, and how they would share their work."""
+    from relevo.sim.mode_worlds import ModeWorlds
+
+    best = dict(best_before)
+
+    def answer(number: int) -> ModeOutlook:
+        workers = alike(one, number)
+        worlds = ModeWorlds(workers=workers, max_model_len=max_model_len, slo=slo, num_requests=_SIMULATED_REQUESTS)
+        best[number], outlook = best_mode(
+            number, best.get(number), limits.goal, lambda mode: worlds.outlook(mode, demand)
+        )
+        return outlook
+
+    assert slo.ttft_s is not None
+    return search(total, limits, slo.ttft_s, answer), best

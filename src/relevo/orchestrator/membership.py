@@ -165,6 +165,7 @@ class Membership:
                 cores=member.cores_now,
                 num_ranks=member.hello.num_ranks if member.hello is not None else 1,
                 why_not_ready="" if member.is_ready else member.why_not_ready,
+                is_leaving=member.is_leaving,
                 limits=member.limits_now,
             )
             for member in self._members.values()

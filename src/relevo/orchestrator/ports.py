@@ -46,6 +46,7 @@ class WorkerStatus:
     cores: tuple[int, ...] = ()  # that it computes on now
     num_ranks: int = 1  # processes that compute its steps
     why_not_ready: str = ""  # empty: it is
+    is_leaving: bool = False  # finishes what it has, takes nothing new
     limits: WorkerLimits = UNKNOWN_LIMITS
 
 

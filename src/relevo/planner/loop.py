@@ -18,8 +18,10 @@ from relevo.core.ids import WorkerId
 from relevo.core.ports import Clock
 from relevo.core.role import Role, parse_role
 from relevo.orchestrator.ports import WorkerStatus
+from relevo.planner.not_simulated import NotSimulated
 from relevo.planner.together import Telling, Together, encode
 from relevo.planner.window import DemandWindow, Window
+from relevo.planner.worker_number import WorkerNumber
 from relevo.policy.scaling.demand import Demand, has_gone
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, mode_named, modes_of
@@ -31,10 +33,6 @@ log = logging.getLogger("relevo.planner")
 _KEPT = 100  # decisions, those that hold for the reason of the one before left out
 _ACTS = (PlanVerdict.START, PlanVerdict.CHANGE, PlanVerdict.UNDO)
 _LOOK_S = 0.25  # while workers start. Arbitrary
-
-
-class NotSimulated(RelevoError):
-    """There is no answer; the next tick asks anew."""
 
 
 Ask = Callable[[Sequence[Mode], Demand, Sequence[WorkerStatus]], Awaitable[Mapping[Mode, ModeOutlook]]]
@@ -76,6 +74,7 @@ class RolePlanning:
     together: Together | None = None  # with other gateways over the same workers; None: there are none
     elsewhere: Callable[[], str] = lambda: ""  # who else hands requests to these workers, and is not heard of
     num_decisions: Counter[str] = field(default_factory=Counter)  # by verdict
+    number: WorkerNumber | None = None  # of workers; None: it is not planned
     history: History | None = None  # that it starts from
     only_begins: bool = False  # and does nothing after that
     _told: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -88,6 +87,7 @@ class RolePlanning:
             try:
                 if self.history is None:
                     await self.tick()
+                    await self._plan_number()
                 elif all(worker.ready for worker in self.window.status().workers):
                     history, self.history = self.history, None
                     await self._begin(history)
@@ -122,6 +122,17 @@ class RolePlanning:
                 return self._carry_out(self.planner.unanswered(found.seen, failed.message), found.seen, found.window)
             found = self.decide(found, outlooks)
         return found
+
+    async def _plan_number(self) -> None:
+        """After the roles, which change sooner."""
+        if self.number is None:
+            return
+        if self.together is not None and not self.together.leads:
+            self.number.stand_back()
+            return
+        status, now_s = self.window.status(), self.clock.now_ns() / 1e9
+        num_waiting = sum(line.num_waiting for line in status.lines)
+        await self.number.tick(self._look(), status.workers, num_waiting, now_s, self._unheard())
 
     def look(self) -> Question | PlanDecision:
         """What is to be found out before `decide`, or what was decided and carried out without."""
@@ -248,6 +259,7 @@ class RolePlanning:
             "tick_s": self.limits.tick_s,
             "num_changes": self.planner.num_changes,
             "num_decisions": dict(self.num_decisions),
+            "workers": self.number.plan() if self.number is not None else None,
             "decisions": list(reversed(self._told)),
         }
 

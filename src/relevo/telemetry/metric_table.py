@@ -13,6 +13,7 @@ from relevo.core.request import FinishReason
 from relevo.policy.admission.words import LIMITS
 from relevo.policy.http.connections import Refusal, Wait
 from relevo.policy.scaling.role_planner import PlanVerdict
+from relevo.policy.scaling.worker_count import CountVerdict
 from relevo.telemetry.cluster_metrics import CLUSTER_METRICS
 
 
@@ -306,6 +307,20 @@ TABLE: tuple[Metric, ...] = (
         labels=(*_MODEL, "mode"),
         help="Always 1; the label says how the workers share their work, as of the planner's last tick. Missing where "
         "no planner runs.",
+    ),
+    Metric(
+        name="relevo:planner_wanted_workers",
+        kind=Kind.GAUGE,
+        origin=Origin.REQUESTS,
+        labels=_MODEL,
+        help="Workers that the planner wants, those that are there among them; see guides/planner.md. Missing without "
+        "--max-workers, and until it is known how many there are: no number is not zero.",
+    ),
+    _count(
+        "relevo:planner_number_decisions_total",
+        "Decisions of the planner about the number of workers, by verdict. 0 without --max-workers.",
+        labels=(*_MODEL, "verdict"),
+        label_values=tuple(CountVerdict),
     ),
     *(
         Metric(name=name, kind=Kind(kind), origin=Origin.CLUSTER, labels=labels, help=text, label_values=values)

@@ -28,6 +28,16 @@ _COMPLETED = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
+class NumberView(Protocol):
+    """What is shown of how many workers a planner wants."""
+
+    @property
+    def number(self) -> int | None: ...  # None: not known yet
+
+    @property
+    def num_decisions(self) -> Mapping[str, int]: ...  # by verdict
+
+
 class PlanView(Protocol):
     """What is shown of a model's planner."""
 
@@ -39,6 +49,9 @@ class PlanView(Protocol):
 
     @property
     def mode_now(self) -> str: ...  # empty: not known yet
+
+    @property
+    def number(self) -> NumberView | None: ...  # of workers; None: it is not planned
 
 
 class ClusterCounts(Protocol):
@@ -83,7 +96,6 @@ class GatewayMetrics:
         self._num_dropped_traces: Callable[[], Mapping[str, int]] = dict
         self._plans: Callable[[], Sequence[PlanView]] = tuple
         self._cluster: ClusterCounts | None = None
-        self._num_planned: dict[tuple[str, str], int] = {}  # decisions told, by model and verdict
         self._listeners: list[Callable[[RequestRecord], None]] = []
         self._workers = WorkerSeries()
         self._registry.register(self._workers)
@@ -264,15 +276,21 @@ class GatewayMetrics:
         self._plans = plans
 
     def _take_plans(self, plans: Sequence[PlanView]) -> None:
-        counter, mode = self._counters["relevo:planner_decisions_total"], self._gauges["relevo:planner_mode_info"]
+        mode, wanted = self._gauges["relevo:planner_mode_info"], self._gauges["relevo:planner_wanted_workers"]
         mode.clear()  # of former modes nothing is said
+        wanted.clear()
         for plan in plans:
-            for verdict, number in plan.num_decisions.items():
-                before = self._num_planned.get((plan.model, verdict), 0)
-                counter.labels(model_name=plan.model, verdict=verdict).inc(number - before)
-                self._num_planned[plan.model, verdict] = number
+            self._grow_by_verdict("relevo:planner_decisions_total", plan.model, plan.num_decisions)
             if plan.mode_now:
                 mode.labels(model_name=plan.model, mode=plan.mode_now).set(1)
+            if plan.number is not None:
+                self._grow_by_verdict("relevo:planner_number_decisions_total", plan.model, plan.number.num_decisions)
+                if plan.number.number is not None:
+                    wanted.labels(model_name=plan.model).set(plan.number.number)
+
+    def _grow_by_verdict(self, name: str, model: str, numbers: Mapping[str, int]) -> None:
+        for verdict, number in numbers.items():
+            self._grow(name, {"model_name": model, "verdict": verdict}, number)
 
     def _take_counts(self, name: str, numbers: Mapping[str, int]) -> None:
         for reason, number in numbers.items():

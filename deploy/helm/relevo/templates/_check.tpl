@@ -104,6 +104,17 @@
 {{- if gt (int $scaler.minReplicas) (int $scaler.maxReplicas) }}
 {{- fail (printf "pools.%s.autoscaling.minReplicas is %v and maxReplicas %v; swap them" .name $scaler.minReplicas $scaler.maxReplicas) }}
 {{- end }}
+{{- if eq $scaler.metric "wantedWorkers" }}
+{{- if or (gt (len .root.Values.pools) 1) (ne $pool.role "any") }}
+{{- fail (printf "pools.%s.autoscaling.metric is wantedWorkers, a number of workers of which the planner says who computes prompts; give one pool, with role any" .name) }}
+{{- end }}
+{{- if gt (int .root.Values.gateway.replicas) 1 }}
+{{- fail (printf "pools.%s.autoscaling.metric is wantedWorkers and gateway.replicas is %v, of which each sees a part of what comes in; use one replica (gateway.processes may be more)" .name .root.Values.gateway.replicas) }}
+{{- end }}
+{{- if $scaler.target }}
+{{- fail (printf "pools.%s.autoscaling.target is %v, and wantedWorkers is a number of workers; leave the target out" .name $scaler.target) }}
+{{- end }}
+{{- end }}
 {{- if and (eq $scaler.kind "keda") (not .root.Values.autoscaling.prometheus) }}
 {{- fail (printf "pools.%s.autoscaling.kind is keda and autoscaling.prometheus is empty; give the address of Prometheus" .name) }}
 {{- end }}

@@ -42,6 +42,7 @@ class CountVerdict(StrEnum):
     FEWER = "fewer"
     GIVE_UP = "give up"  # an order that did not come
     INFEASIBLE = "infeasible"  # more workers would not help
+    ADOPT = "adopt"  # it was changed by hand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

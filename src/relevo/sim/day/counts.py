@@ -5,23 +5,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 
 from relevo.core.ids import WorkerId
 from relevo.core.role import Role, parse_role
 from relevo.planner.worker_costs import WorkerCosts
+from relevo.policy.scaling.alike_workers import alike, best_mode
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.enough_workers import CountLimits
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, modes_of
 from relevo.policy.scaling.worker_count import CountDecision, CountPlanner, CountSeen, CountVerdict
-from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.day.outlooks import Outlooks
 from relevo.sim.elastic_world import ElasticWorld
 from relevo.sim.kernel import seconds
-
-_GAIN = 0.03  # of requests that meet the targets, for which workers of one number share their work otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,24 +140,15 @@ class PlannedCount:
         self._share_work()
 
     def _best(self, number: int, demand: Demand) -> ModeOutlook:
-        facts = self._facts(number)
-        modes = modes_of({each.box: [each.worker_id] for each in facts})
-        plausible = [mode for mode in modes if mode.name == "unified" or _is_spilling(mode, number)]
-        present = self._modes.get(number)
-        first = present if present in plausible else plausible[0]
-        known = {first: self.outlooks.of_facts(facts, first, demand)}
-        if known[first].attained < self.limits.goal:  # otherwise it is good enough
-            known |= {mode: self.outlooks.of_facts(facts, mode, demand) for mode in plausible}
-        best = max(known, key=lambda mode: known[mode].attained)
-        if present in known and known[best].attained < known[present].attained + _GAIN:
-            best = present
-        self._modes[number] = best
-        return known[best]
-
-    def _facts(self, number: int) -> tuple[WorkerFacts, ...]:
-        """So many workers as those that are there."""
-        one = self.costs.facts(self.world.there[:1])[0]
-        return tuple(replace(one, worker_id=WorkerId(f"w{place}"), box=f"w{place}") for place in range(number))
+        facts = alike(self.costs.facts(self.world.there[:1])[0], number)
+        mode, outlook = best_mode(
+            number,
+            self._modes.get(number),
+            self.limits.goal,
+            lambda mode: self.outlooks.of_facts(facts, mode, demand),
+        )
+        self._modes[number] = mode
+        return outlook
 
     def _share_work(self) -> None:
         """Roles first: those of the best mode of as many workers as there are."""
@@ -173,11 +162,6 @@ class PlannedCount:
         }
         if changed:
             self.world.window.set_roles(changed, f"{mode} of {len(there)} workers")
-
-
-def _is_spilling(mode: Mode, number: int) -> bool:
-    """NpMh with at most half of the workers for prompts alone."""
-    return mode.name.endswith("h") and mode.name != "hybrid" and 2 * int(mode.name.split("p")[0]) <= number
 
 
 def fixed_modes(ids: Sequence[str]) -> tuple[Mode, ...]:
