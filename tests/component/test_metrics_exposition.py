@@ -56,12 +56,21 @@ def record(**parts: object) -> RequestRecord:
 
 
 @dataclass
+class Number:
+    """Implements telemetry.metrics.NumberView."""
+
+    number: int = 3
+    num_decisions: dict[str, int] = field(default_factory=lambda: {"more": 2})
+
+
+@dataclass
 class Planner:
     """Implements telemetry.metrics.PlanView."""
 
     model: str = MODEL
     mode_now: str = "1p1d"
     num_decisions: dict[str, int] = field(default_factory=lambda: {"hold": 3})
+    number: Number = field(default_factory=Number)
 
 
 @dataclass
