@@ -19,7 +19,7 @@ from fake_openvino import FakeOpenVino, Status
 from typer.testing import CliRunner
 
 from relevo.bench.openvino.engine import MODEL_FILE, TOKENIZER_FILE, EngineOptions, OpenVinoEngine, Sampling
-from relevo.bench.openvino.server import CompletionServer
+from relevo.bench.openvino.server import LEAST_BODY_BYTES, CompletionServer
 from relevo.bench.openvino.steps import LOOP_TURNS, WINDOW_TOKENS, StepLoop
 from relevo.bench.peers.report import OURS, PeersReport
 from relevo.bench.peers.run import PeersOptions, Target, compare_peers
@@ -48,8 +48,8 @@ def openvino(monkeypatch: pytest.MonkeyPatch) -> FakeOpenVino:
 
 
 @asynccontextmanager
-async def asking(model: Path) -> AsyncIterator[httpx.AsyncClient]:
-    server = CompletionServer(OpenVinoEngine(EngineOptions(model=model)), "m")
+async def asking(model: Path, max_model_len: int = 20_000) -> AsyncIterator[httpx.AsyncClient]:
+    server = CompletionServer(OpenVinoEngine(EngineOptions(model=model)), "m", max_model_len)
     async with (
         server.stepping(),
         httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://server") as client,
@@ -166,6 +166,41 @@ async def test_what_it_cannot_do_is_refused(
     assert response.status_code == status
     assert words in response.json()["error"]["message"]
     assert not openvino.handles
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"prompt": [1] * 16}, 400, "a prompt of 16 tokens and 5 more are above 20; send less, lower max_tokens"),
+        ({"prompt": "a" * 16}, 400, "a prompt of 16 tokens"),
+        ({"max_tokens": 18}, 400, "3 tokens and 18 more"),
+        ({"prompt": "a" * LEAST_BODY_BYTES}, 413, f"larger than {LEAST_BODY_BYTES} bytes"),
+    ],
+)
+async def test_what_is_too_long_is_refused(
+    model: Path, openvino: FakeOpenVino, fields: dict[str, Any], status: int, words: str
+) -> None:
+    """Red when the library is given what its cache or this process's memory has no room for."""
+    async with asking(model, max_model_len=20) as client:
+        response = await completion(client, **fields)
+        assert (response.status_code, len(openvino.handles)) == (status, 0)
+        assert words in response.json()["error"]["message"]
+        assert (await completion(client, prompt=[1] * 15)).status_code == 200
+
+
+async def test_a_body_without_an_end_is_not_read_on(model: Path, openvino: FakeOpenVino) -> None:
+    num_sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        while num_sent < 10 * LEAST_BODY_BYTES:
+            num_sent += 1024
+            yield b" " * 1024
+
+    async with asking(model, max_model_len=20) as client:
+        response = await client.post("/v1/completions", content=endless())
+    assert response.status_code == 413
+    assert num_sent <= LEAST_BODY_BYTES + 1024
 
 
 @pytest.mark.parametrize(

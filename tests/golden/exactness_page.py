@@ -46,7 +46,7 @@ drawn too; random weights make flat distributions.
 {by_round}
 
 - GGUF files of Llama 4 have chunks of 8,192 tokens whatever the model had, which these prompts do not cross. Those of
-  Mistral are Llama's and do not say its window. Those of Qwen3-Next and Qwen3.5 are not read.
+  Mistral are Llama's and do not say its window.
 - A difference of 1e-4 can be told only where the reference is nearer than that to what the weights mean. With the eps
   of 1e-5 of the other families and projections twice as large, `transformers` in float32 is 1.5e-4 (Qwen3.5) to 5.9e-4
   (its MoE) from itself in float64, as what a state gives is normed near zero too. These three have 1e-3 here.

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from gguf_converter import Keys, Tensors, convert
 from test_gguf_families import comparable
+from test_state_ranks import HEADS, on_ranks
 from test_states import Stateful, assert_same, tiny
 from tiny_decoders import BACKENDS, hf_logits, prompt
 from transformers import PreTrainedModel
@@ -26,6 +28,8 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import DeltaFiles, ModelConfig
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
+from relevo.engine.models.slice_places import check_blocks
+from relevo.engine.models.slice_tensors import SliceTensors
 from relevo.engine.models.slices import share_of
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -121,6 +125,42 @@ def test_blocks_are_multiplied_as_they_are_stored(tmp_path: Path) -> None:
     assert {block + name + ".weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")} <= stored
 
 
+# ---- in tensor groups ------------------------------------------------------------------------------------------------
+
+THREE_TO_A_KEY_HEAD = {**HEADS, "linear_num_value_heads": 12}  # tiles and neighbours are not each other's inverse
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_groups_have_the_bits_of_the_folders(family: str, tmp_path: Path) -> None:
+    """Also where heads are tiled: in a slice they lie as the folder has them. Red when it computes with others'."""
+    tiny(family, **THREE_TO_A_KEY_HEAD).save_pretrained(tmp_path / "folder")
+    convert(tmp_path / "folder", tmp_path / "model.gguf")
+    folder, stored = load_model_files(str(tmp_path / "folder")), load_model_files(str(tmp_path / "model.gguf"))
+    expected, memory = on_ranks(folder, "native", 1, 2)
+    for num_stages, size in ((1, 1), (1, 2), (1, 4), (2, 2)):
+        found, other = on_ranks(stored, "native", num_stages, size)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert other == memory, (num_stages, size)
+
+
+def test_blocks_of_quantised_weights_move_with_their_heads(tmp_path: Path) -> None:
+    """Red when a slice multiplies columns of another head."""
+    sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 32}
+    tiny("qwen3_5_text", **THREE_TO_A_KEY_HEAD, **sizes).save_pretrained(tmp_path / "folder")
+    convert(tmp_path / "folder", tmp_path / "model.gguf", matrices_as=GGMLQuantizationType.Q8_0)
+    files = load_model_files(str(tmp_path / "model.gguf"))
+    raw, floats = dict(files.tensors(raw_formats=frozenset({"q8_0"}))), dict(files.tensors())
+    for part in share_of(files.config, 0, 1).slices(files.config):
+        cutter = SliceTensors(files.config, part)
+        for kind in ("in_proj_qkv", "in_proj_z", "out_proj"):
+            name = f"model.layers.2.linear_attn.{kind}.weight"
+            stored = cutter.part(name, raw[name])
+            assert stored.dtype == "q8_0"
+            meant = dequantize(stored.array, GGMLQuantizationType.Q8_0)
+            np.testing.assert_array_equal(meant, cutter.part(name, floats[name]).floats())
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 KEYS: dict[str, tuple[str, Callable[[Keys], object], str]] = {
@@ -165,8 +205,11 @@ def test_a_file_of_the_first_converters_is_refused(tmp_path: Path) -> None:
         converted("qwen3-next", tmp_path, tensors=older)
 
 
-def test_heads_that_lie_apart_are_not_cut_for_ranks(tmp_path: Path) -> None:
-    """A slice takes neighbours: red when it computes with the heads of others."""
+def test_a_block_that_spans_heads_is_not_cut(tmp_path: Path) -> None:
+    """Of the output's columns, whose heads lie apart in the file: known before anything is read."""
     config = converted("qwen3.5", tmp_path).config
-    with pytest.raises(UnsupportedModel, match="has the value heads of a state apart is not implemented on several"):
-        share_of(config, 0, 2)
+    assert config.delta is not None
+    outputs = {f"model.layers.{layer}.linear_attn.out_proj.weight": "q8_0" for layer in config.delta.layers}
+    said = f"blocks of 32 do not end at column {config.delta.output_heads[0] + config.delta.value_size}, where a slice"
+    with pytest.raises(UnsupportedModel, match=said):
+        check_blocks(config, share_of(config, 0, 2), outputs)

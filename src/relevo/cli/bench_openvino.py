@@ -24,6 +24,9 @@ def openvino_server(
     device: Annotated[str, typer.Option(help="OpenVINO's name of what computes.")] = "CPU",
     threads: Annotated[int | None, typer.Option(min=1, help="Default: as OpenVINO decides.")] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a step.")] = 512,
+    max_model_len: Annotated[
+        int, typer.Option(min=1, help="Most tokens of a prompt and its answer together.")
+    ] = 131_072,
     kv_cache_gb: Annotated[int, typer.Option(min=1, help="Memory for KV.")] = 1,
     properties: Annotated[
         list[str] | None,
@@ -46,7 +49,7 @@ def openvino_server(
     with listener, contextlib.suppress(KeyboardInterrupt):
         engine = friendly(lambda: OpenVinoEngine(options))
         note(f"OpenVINO GenAI {engine.version}, ready: {server_url(*bound_address(listener))}/v1")
-        run_until_complete(CompletionServer(engine, model.resolve().stem).serve(listener))
+        run_until_complete(CompletionServer(engine, model.resolve().stem, max_model_len).serve(listener))
 
 
 def _properties(entries: Sequence[str]) -> dict[str, str]:

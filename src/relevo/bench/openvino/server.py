@@ -23,10 +23,12 @@ from starlette.routing import Route
 
 from relevo.bench.openvino.engine import OpenVinoEngine, Sampling
 from relevo.bench.openvino.steps import Piece, StepLoop
-from relevo.core.errors import InvalidRequest, ModelNotFound, RequestError
+from relevo.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, RequestError, RequestTooLarge
 from relevo.core.ids import TokenId
 
 SHUTDOWN_S = 2  # for answers under way; arbitrary
+LEAST_BODY_BYTES, BYTES_PER_TOKEN = 2**16, 16  # of a body, whatever the context is; for each token of it; arbitrary
+_STATUS = {ModelNotFound.code: 404, RequestTooLarge.code: 413}
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,9 +60,12 @@ class CompletionFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 class CompletionServer:
     """Serves one engine under the name `model`."""
 
-    def __init__(self, engine: OpenVinoEngine, model: str) -> None:
+    def __init__(self, engine: OpenVinoEngine, model: str, max_model_len: int) -> None:
+        """`max_model_len`: tokens of a prompt and its answer; it bounds what a body may hold too."""
         self._engine = engine
         self._model = model
+        self._max_model_len = max_model_len
+        self._max_body_bytes = max(LEAST_BODY_BYTES, BYTES_PER_TOKEN * max_model_len)
         self._steps = StepLoop(engine)
         self.app = Starlette(
             routes=[
@@ -97,15 +102,35 @@ class CompletionServer:
 
     async def _completions(self, request: Request) -> Response:
         try:
-            fields = self._parsed(await request.body())
+            fields = self._parsed(await self._read(request))
             token_ids = self._token_ids(fields.prompt)
+            self._check_length(len(token_ids), fields.max_tokens)
         except RequestError as error:
-            status = 404 if isinstance(error, ModelNotFound) else 400
-            return JSONResponse(_error(error.message, error.code), status)
+            return JSONResponse(_error(error.message, error.code), _STATUS.get(error.code, 400))
         answer = self._steps.generate(token_ids, fields.sampling)
         if fields.stream:
             return StreamingResponse(self._events(fields, len(token_ids), answer), media_type="text/event-stream")
         return await self._whole(len(token_ids), answer)
+
+    async def _read(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._max_body_bytes:
+                raise RequestTooLarge(
+                    f"the body is larger than {self._max_body_bytes} bytes, which is enough for "
+                    f"{self._max_model_len} tokens; send less, or start the server with a larger --max-model-len"
+                )
+        return bytes(body)
+
+    def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        if num_prompt_tokens + max_tokens > self._max_model_len:
+            raise ContextLengthExceeded(
+                f"a prompt of {num_prompt_tokens} tokens and {max_tokens} more are above {self._max_model_len}; send "
+                "less, lower max_tokens, or start the server with a larger --max-model-len",
+                num_tokens=num_prompt_tokens,
+                max_tokens=self._max_model_len,
+            )
 
     def _parsed(self, body: bytes) -> CompletionFields:
         try:

@@ -19,8 +19,10 @@ from relevo.engine.ops.protocol import Buffer
 _INPUTS, _GATES = "linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"
 DECAY = "linear_attn.A_log"
 _WITH_VALUES = ("linear_attn.in_proj_qkv.weight", "linear_attn.conv1d.weight")
-# What is normed and gated keeps the file's order of value heads, and so do the columns of the output's matrix.
+# What is normed and gated keeps the order of value heads of a file whose model is not cut, and so do the columns of the
+# output's matrix, which end in the middle of blocks of quantised weights.
 _OF_VALUE_HEADS = tuple(f"linear_attn.{name}" for name in ("in_proj_b.weight", "in_proj_a.weight", "dt_bias", "A_log"))
+_OUTPUT_GATE = "linear_attn.in_proj_z.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,18 @@ def rows_of_delta(delta: GatedDelta, name: str) -> npt.NDArray[np.intp] | None:
         keys = np.arange(2 * delta.num_keys)
         return np.concatenate((keys, len(keys) + _neighbours(delta, delta.value_size)))
     return _neighbours(delta, 1) if files.is_tiled and name.endswith(_OF_VALUE_HEADS) else None
+
+
+def parts_of_delta(delta: GatedDelta, name: str) -> tuple[npt.NDArray[np.intp], ...]:
+    """Where the rows of each part of a tensor are found in a file, of which every slice has its part: queries, keys and
+    values; of one thing one. Empty: they lie as they are cut."""
+    num_keys, files = delta.num_keys, delta.files
+    if name.endswith(_WITH_VALUES):
+        values = _neighbours(delta, delta.value_size) if files.is_tiled else np.arange(delta.num_values)
+        return np.arange(num_keys), np.arange(num_keys, 2 * num_keys), 2 * num_keys + values
+    if files.is_tiled and name.endswith(_OUTPUT_GATE):
+        return (_neighbours(delta, delta.value_size),)
+    return (_neighbours(delta, 1),) if files.is_tiled and name.endswith(_OF_VALUE_HEADS) else ()
 
 
 def _neighbours(delta: GatedDelta, width: int) -> npt.NDArray[np.intp]:

@@ -6,13 +6,13 @@ Pure; it imports no numpy: a process that only opens a model asks it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from relevo.core.errors import UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.models.slices import Share, Slice
-from relevo.engine.models.weight_plan import Shapes, weight_groups
+from relevo.engine.models.weight_plan import DELTA_OUTPUT, Shapes, weight_groups
 from relevo.engine.ops.formats import BLOCK_FORMATS
 
 
@@ -36,6 +36,15 @@ class SlicePlaces:
             return None
         axis = next(axis for axis, size in enumerate(whole) if size != own[axis])
         return Cut(axis, *self._place(name, whole[axis], own[axis]), own[axis])
+
+    def runs(self, name: str, cut: Cut) -> list[tuple[int, int]]:
+        """Of a cut along columns: first and stop of each run of the file's that the slice has, in its order."""
+        delta = self._config.delta
+        if delta is None or not delta.files.is_tiled or not name.endswith(DELTA_OUTPUT):
+            return [(cut.first, cut.stop)]
+        size = delta.value_size
+        heads = delta.output_heads[cut.first // size : cut.stop // size]
+        return [(head * size, (head + 1) * size) for head in heads]
 
     def _place(self, name: str, whole: int, own: int) -> tuple[int, int]:
         config, part = self._config, self._slice
@@ -68,10 +77,9 @@ def stored_width(name: str, stored_as: str, num_columns: int) -> int:
     return num_columns // block.elements * block.stored_bytes
 
 
-def stored_columns(name: str, stored_as: str, cut: Cut) -> tuple[int, int, int]:
-    """First, end and width of a cut along columns, as they are stored. Raises UnsupportedModel inside a block."""
-    first, stop, size = (stored_width(name, stored_as, columns) for columns in (cut.first, cut.stop, cut.size))
-    return first, stop, size
+def stored_runs(name: str, stored_as: str, runs: Iterable[tuple[int, int]]) -> list[slice]:
+    """Runs of columns as they are stored. Raises UnsupportedModel inside a block."""
+    return [slice(*(stored_width(name, stored_as, end) for end in run)) for run in runs]
 
 
 def check_blocks(config: ModelConfig, share: Share, formats: Mapping[str, str]) -> None:
@@ -83,4 +91,4 @@ def check_blocks(config: ModelConfig, share: Share, formats: Mapping[str, str]) 
         places = SlicePlaces(config, part)
         for name in formats.keys() & places.shapes.keys():
             if (cut := places.cut(name)) is not None and cut.axis == 1:
-                stored_columns(name, formats[name], cut)
+                stored_runs(name, formats[name], [*places.runs(name, cut), (0, cut.size)])

@@ -6,7 +6,8 @@ place of a cache line: torch's products choose their loops, and so their bits, b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -14,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from relevo.core.model import ModelConfig
-from relevo.engine.models.slice_places import SlicePlaces, stored_columns
+from relevo.engine.models.delta_weights import parts_of_delta
+from relevo.engine.models.slice_places import Cut, SlicePlaces, stored_runs, stored_width
 from relevo.engine.models.slices import Slice
 from relevo.engine.models.weight_plan import delta_plan, expert_layers, expert_plan
 from relevo.engine.ops.protocol import HostTensor
 
 _LINE_BYTES = 64
-_OF_STATES = ("in_proj_qkv.weight", "conv1d.weight")
+_Rows = npt.NDArray[np.intp]
 
 
 class SliceTensors:
@@ -39,37 +41,41 @@ class SliceTensors:
         if (cut := self._places.cut(name)) is None:
             return HostTensor(_copied(tensor.array, tensor.array.shape), tensor.dtype)
         if cut.axis == 0:
-            rows = _rows(tensor.array, cut.first, cut.stop, self._parts.get(name, (len(tensor.array),)))
+            parts = self._parts.get(name)
+            rows = tensor.array[cut.first : cut.stop] if parts is None else _rows(tensor.array, cut, parts)
             return HostTensor(_copied(rows, (cut.size, *rows.shape[1:])), tensor.dtype)
-        start, end, width = stored_columns(name, tensor.dtype, cut)
-        columns = tensor.array[:, start:end]
-        return HostTensor(_copied(columns, (len(columns), width)), tensor.dtype)
+        runs = stored_runs(name, tensor.dtype, self._places.runs(name, cut))
+        found = [tensor.array[:, run] for run in runs]
+        columns = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        return HostTensor(_copied(columns, (len(columns), stored_width(name, tensor.dtype, cut.size))), tensor.dtype)
 
 
-def _names_of_parts(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Rows of tensors that are several things one after the other, of each of which a slice has its part: gates and the
-    values beside them; queries, keys and values of layers that keep states."""
-    found: dict[str, tuple[int, ...]] = {}
+def _names_of_parts(config: ModelConfig) -> dict[str, tuple[_Rows, ...]]:
+    """Where rows lie of tensors that are several things one after the other, of each of which a slice has its part:
+    gates and the values beside them; queries, keys and values of layers that keep states. So of heads that a file has
+    in another order."""
+    found: dict[str, tuple[_Rows, ...]] = {}
     if config.experts is not None and len(config.experts.projections) <= 2:
         plans = [expert_plan(config, index) for index in expert_layers(config)]
         groups = [group for plan in plans for group in (*plan.gate_up, *plan.gate_up_bias)]
-        found |= {name: (shape[0] // 2,) * 2 for group in groups for name, shape in group.items()}
+        found |= {name: _halves(shape[0]) for group in groups for name, shape in group.items()}
     if (delta := config.delta) is not None:
-        parts = (delta.num_keys, delta.num_keys, delta.num_values)
         groups = [group for index in delta.layers for group in delta_plan(config, index).values()]
-        found |= {name: parts for group in groups for name in group if name.endswith(_OF_STATES)}
+        named = ((name, parts_of_delta(delta, name)) for group in groups for name in group)
+        found |= {name: parts for name, parts in named if parts}
     return found
 
 
-def _rows(array: npt.NDArray[Any], first: int, stop: int, parts: Sequence[int]) -> npt.NDArray[Any]:
-    """Of each part as much as from `first` to `stop` of the whole."""
-    if len(parts) == 1:
-        return array[first:stop]
-    found, begin = [], 0
-    for size in parts:
-        found.append(array[begin + first * size // len(array) : begin + stop * size // len(array)])
-        begin += size
-    return np.concatenate(found)
+@cache
+def _halves(size: int) -> tuple[_Rows, ...]:
+    return np.arange(size // 2), np.arange(size // 2, size)
+
+
+def _rows(array: npt.NDArray[Any], cut: Cut, parts: Iterable[_Rows]) -> npt.NDArray[Any]:
+    """Of each part as much as the cut has of the whole."""
+    size = len(array)
+    rows = np.concatenate([part[cut.first * len(part) // size : cut.stop * len(part) // size] for part in parts])
+    return np.take(array, rows, axis=0)
 
 
 def _copied(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:

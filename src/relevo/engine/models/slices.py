@@ -68,9 +68,10 @@ class Share:
         return Slice(sliced, number, count, heads, kv_heads.start)
 
     def _delta(self, delta: GatedDelta) -> GatedDelta:
-        """Key heads, and the value heads that share them."""
+        """Key heads, and the value heads that share them: neighbours in a slice, wherever they lie in the file."""
         keys, values = delta.num_key_heads // self.num_slices, delta.num_value_heads // self.num_slices
-        return replace(delta, num_key_heads=keys, num_value_heads=values)
+        files = replace(delta.files, is_tiled=delta.files.is_tiled and self.num_slices == 1)
+        return replace(delta, num_key_heads=keys, num_value_heads=values, files=files)
 
     def _experts(self, experts: ExpertsConfig, number: int) -> ExpertsConfig:
         shared, count = experts.shared_size // self.num_slices, self.num_slices
@@ -130,12 +131,6 @@ def _uncut(config: ModelConfig) -> str | None:
     """A model that no size but one divides, whatever its sizes are; None: they decide."""
     if config.qk_norm and config.qk_norm_spans_heads:
         return "a model whose norms of queries and keys span all heads"
-    if (
-        config.delta is not None
-        and config.delta.files.is_tiled
-        and config.delta.num_value_heads > config.delta.num_key_heads
-    ):
-        return "a GGUF file that has the value heads of a state apart"
     return None
 
 

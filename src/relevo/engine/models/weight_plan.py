@@ -13,6 +13,7 @@ from relevo.core.model import ModelConfig
 
 KV_UP = "self_attn.kv_b_proj.weight"
 LATENT_KEYS, LATENT_VALUES = "self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight"  # it in two, in GGUF files only
+DELTA_OUTPUT = "linear_attn.out_proj.weight"
 _DELTA_NORM = "linear_attn.norm.weight"
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}
@@ -207,7 +208,7 @@ def layer_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
     keeps_state = config.delta is not None and index in config.delta.layers
     output: Shapes = {attention + "o_proj.weight": (hidden, query)}
     if config.delta is not None and keeps_state:
-        qkv_rows, output = {}, {prefix + "linear_attn.out_proj.weight": (hidden, config.delta.num_values)}
+        qkv_rows, output = {}, {prefix + DELTA_OUTPUT: (hidden, config.delta.num_values)}
     if config.latent is not None:
         qkv_rows, query = {}, config.num_heads * config.latent.value_size
         output = {attention + "o_proj.weight": (hidden, query)}
