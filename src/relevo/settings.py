@@ -313,6 +313,14 @@ class Settings(BaseModel):
         False,
         description="With tensor_parallel_size: a process has some of the experts whole instead of a part of each.",
     )
+    expert_load: str | None = Field(
+        None,
+        description="With enable_expert_parallel: a file that says how many tokens pass each expert, such as the saved "
+        "/metrics of a server; experts are placed on processes by it, and answers keep their bits.",
+    )
+    num_redundant_experts: int = Field(
+        0, ge=0, description="With expert_load: copies of the hottest experts of each layer, over all its processes."
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     decode_block_size: int | None = Field(None, ge=1, le=256, description="Of decode workers; over kv_transport tcp.")
     kv_cache_memory_bytes: Bytes = Field(

@@ -44,7 +44,7 @@ def test_what_copies_bring_is_said(model: str, tmp_path: Path) -> None:
     loads = tmp_path / "loads.json"
     loads.write_text(json.dumps([[100, *[1] * 31]] * 24))
     found = [
-        planned(model, tmp_path, "--expert-loads", str(loads), "--num-redundant-experts", copies)
+        planned(model, tmp_path, "--expert-load", str(loads), "--num-redundant-experts", copies)
         for copies in ("0", "8")
     ]
     alone, copied = (each["layouts"][0]["expert_waits"] for each in found)
@@ -65,7 +65,7 @@ def test_loads_are_read_from_what_a_server_says(model: str, tmp_path: Path) -> N
     saved, listed = tmp_path / "metrics.txt", tmp_path / "loads.json"
     saved.write_text("\n".join(("# HELP something else", "up 1", *reversed(lines), "")))
     listed.write_text(json.dumps([[200, *[2] * 31]] * 24))
-    found = [planned(model, tmp_path, "--expert-loads", str(path)) for path in (saved, listed)]
+    found = [planned(model, tmp_path, "--expert-load", str(path)) for path in (saved, listed)]
     waits = [each["layouts"][0]["expert_waits"] for each in found]
     assert waits[0] == waits[1] and waits[0]["in_order"] > 6
 
@@ -80,7 +80,7 @@ def test_loads_are_read_from_what_a_server_says(model: str, tmp_path: Path) -> N
         (("--tp", "8", "--ep", "--num-redundant-experts", "4"), "choose --num-redundant-experts 8, or a multiple of 8"),
         (("--tp", "8", "--ep", "--num-redundant-experts", "232"), "choose at most 224"),
         (("--tp", "1", "--ep", "--num-redundant-experts", "8"), "and more than one of them; add --ep and tensor ranks"),
-        (("--tp", "8", "--expert-loads", "LOADS"), "--expert-loads say how even ranks of whole experts are; add --ep"),
+        (("--tp", "8", "--expert-load", "LOADS"), "--expert-load says how even ranks of whole experts are; add --ep"),
     ],
 )
 def test_what_cannot_be(model: str, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -109,7 +109,7 @@ def test_what_cannot_be(model: str, tmp_path: Path, arguments: tuple[str, ...], 
 def test_files_that_are_none(model: str, tmp_path: Path, written: str, words: str) -> None:
     loads = tmp_path / "loads.json"
     loads.write_text(written)
-    result = asked("memory", model, "--devices", "8xH100", "--tp", "8", "--ep", "--expert-loads", str(loads))
+    result = asked("memory", model, "--devices", "8xH100", "--tp", "8", "--ep", "--expert-load", str(loads))
     assert words in str(result.exception)
 
 

@@ -14,7 +14,7 @@ from relevo.core.plan import ScheduledRow
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.models.families import spec_of
-from relevo.engine.models.slices import Share, share_of
+from relevo.engine.models.slices import ExpertRanks, Share, share_of
 from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import Ops
 from relevo.engine.ops.ranks import RankSums
@@ -28,14 +28,17 @@ Step = Sequence[ScheduledRow]
 class ThreadSums:
     """Implements RankSums: every rank sees all parts, and adds neighbours first."""
 
-    def __init__(self, rank: int, parts: list[np.ndarray], barrier: threading.Barrier) -> None:
+    def __init__(
+        self, rank: int, parts: list[np.ndarray], rows: list[list[np.ndarray]], barrier: threading.Barrier
+    ) -> None:
         self.rank, self.size = rank, len(parts)
-        self._parts, self._barrier = parts, barrier
+        self._parts, self._rows, self._barrier = parts, rows, barrier
 
     @classmethod
     def of(cls, size: int) -> list[ThreadSums]:
         barrier, parts = threading.Barrier(size, timeout=LONGEST_WAIT_S), [np.zeros(0)] * size
-        return [cls(rank, parts, barrier) for rank in range(size)]
+        rows: list[list[np.ndarray]] = [[]] * size
+        return [cls(rank, parts, rows, barrier) for rank in range(size)]
 
     def all_reduce(self, array: np.ndarray) -> None:
         self._parts[self.rank] = array.copy()
@@ -45,6 +48,15 @@ class ThreadSums:
             sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
         self._barrier.wait()
         array[...] = sums[0]
+
+    def exchange_rows(self, outgoing: Sequence[np.ndarray], incoming: Sequence[np.ndarray], most_rows: int) -> None:
+        self._rows[self.rank] = list(outgoing)
+        assert all(len(rows) <= most_rows for rank, rows in enumerate(outgoing) if rank != self.rank)
+        self._barrier.wait()
+        for rank, rows in enumerate(incoming):
+            if rank != self.rank:
+                rows[...] = self._rows[rank][self.rank]
+        self._barrier.wait()
 
     def leave(self) -> None:
         """The others' calls raise."""
@@ -92,22 +104,27 @@ def computed(
     size: int | None,
     *,
     whole_experts: bool = False,
+    expert_ranks: ExpertRanks = (),
     shares: Callable[[Share], Share] = lambda share: share,
     steps: Sequence[Step] = (),
     layout: KVLayout | None = None,
     num_blocks: int = NUM_BLOCKS,
+    sums: type[ThreadSums] = ThreadSums,
 ) -> Outcome:
     """`size`: None: one rank without slices. `shares`: what a rank is made to compute in place of its own share.
-    `layout`: None: one group of all layers."""
+    `layout`: None: one group of all layers. `sums`: of ranks, if there are several."""
     config, num_ranks = files.config, size or 1
     steps = steps or mixed_steps()
     layout = layout or small_layout(config)
     memory = bytearray(num_blocks * layout.bytes_per_block)
     np.frombuffer(memory, dtype=np.float32)[:] = np.nan
-    sums: list[RankSums | None] = [None] if size is None or size == 1 else list(ThreadSums.of(size))
+    groups: list[RankSums | None] = [None] if size is None or size == 1 else list(sums.of(size))
     models = []
-    for rank, each in enumerate(sums):
-        share = None if size is None else shares(share_of(config, rank, size, whole_experts=whole_experts))
+    for rank, each in enumerate(groups):
+        share = None
+        if size is not None:
+            whole = whole_experts or bool(expert_ranks)
+            share = shares(share_of(config, rank, size, whole_experts=whole, expert_ranks=expert_ranks))
         ops = make_rank(backend, each)
         models.append(spec_of(config).load(config, files.tensors(), ops, config.max_position, share))
     logits: list[list[np.ndarray]] = [[] for _ in range(num_ranks)]
@@ -122,8 +139,8 @@ def computed(
                 logits[rank].append(models[rank].forward(inputs, kv, asked).values.copy())
         except BaseException as failure:  # of a thread: raised by who waits for it
             failures.append(failure)
-            if isinstance(sums[rank], ThreadSums):
-                sums[rank].leave()
+            if isinstance(groups[rank], ThreadSums):
+                groups[rank].leave()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(1, num_ranks)]
     for thread in threads:

@@ -165,6 +165,44 @@ def test_sums_larger_than_a_piece_are_made_in_pieces(monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(rows[:, 10:], parts[rank][:, 10:])
 
 
+def rows_for(rank: int, other: int) -> np.ndarray:
+    """None for some, many for others."""
+    return np.full((7 * ((rank + 2 * other) % 4), 5), 10 * rank + other, np.float32)
+
+
+def exchange(group: RankGroup) -> list[np.ndarray]:
+    size = group.size
+    incoming = [np.zeros_like(rows_for(other, group.rank)) for other in range(size)]
+    group.exchange_rows([rows_for(group.rank, other) for other in range(size)], incoming, most_rows=21)
+    return incoming
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 60, 2**20])
+def test_rows_go_to_the_rank_that_they_are_for(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+    monkeypatch.setattr(rank_group, "PIECE_BYTES", piece_bytes)
+    for rank, incoming in enumerate(on_all(4, exchange)):
+        for other, rows in enumerate(incoming):
+            np.testing.assert_array_equal(rows, 0 * rows if other == rank else rows_for(other, rank))
+
+
+@pytest.mark.parametrize("failing", [(0,), (3,), (1, 2)])
+def test_a_rank_that_raises_before_it_gives_rows_is_heard(
+    monkeypatch: pytest.MonkeyPatch, failing: Sequence[int]
+) -> None:
+    monkeypatch.setattr(rank_group, "PIECE_BYTES", 60)
+
+    def step(group: RankGroup, fails: bool) -> float:
+        if fails:
+            raise MemoryError("no room")
+        return float(sum(rows.sum() for rows in exchange(group)))
+
+    def steps(group: RankGroup) -> list[Any]:
+        return [group.together(partial(step, group, fails)) for fails in (False, group.rank in failing, False)]
+
+    for first, failed, last in on_all(4, steps):
+        assert first == last and failed == StageFailed(f"MemoryError in rank {failing[0]}: no room")
+
+
 def test_a_rank_that_has_ended_ends_the_step_of_the_others() -> None:
     def leave(group: RankGroup) -> str:
         if group.rank == 1:

@@ -276,6 +276,31 @@ nb::ndarray<nb::numpy, float> rows_array(float* rows, int64_t num_rows, int64_t 
   return nb::ndarray<nb::numpy, float>(rows, 2, shape, nothing, strides);
 }
 
+ExpertPlaces places_of(std::vector<std::vector<int32_t>> ranks, int64_t rank, int64_t num_ranks, int64_t num_slices,
+                       int64_t count) {
+  if (ranks.empty()) ranks.assign(static_cast<size_t>(count), {static_cast<int32_t>(rank)});
+  std::vector<int64_t> own;
+  int64_t num_held = 0;
+  for (const std::vector<int32_t>& able : ranks) {
+    own.push_back(std::find(able.begin(), able.end(), rank) != able.end() ? num_held++ : -1);
+  }
+  return {std::move(ranks), std::move(own), rank, num_ranks, num_slices};
+}
+
+op::Experts::Move move_by(nb::callable move) {
+  return [=](float* rows, int64_t width, const ExpertGroups& groups) {
+    nb::gil_scoped_acquire acquired;
+    const auto by_rank = [&](const std::vector<int64_t>& firsts) {
+      nb::list found;
+      for (size_t rank = 0; rank + 1 < firsts.size(); ++rank) {
+        found.append(rows_array(rows + firsts[rank] * width, firsts[rank + 1] - firsts[rank], width, width));
+      }
+      return found;
+    };
+    move(by_rank(groups.departures()), by_rank(groups.arrivals()), groups.most_moved());
+  };
+}
+
 void bind_operations(nb::class_<Program>& program) {
   program.def("add_buffer", &Program::add_buffer, "width"_a, "A new buffer of `width` columns; its number.");
   program.def(
@@ -343,7 +368,9 @@ void bind_operations(nb::class_<Program>& program) {
          bool is_sigmoid, bool normalises, float scale, int64_t num_groups, int64_t num_used_groups,
          const VectorWeight* logit_bias, const std::vector<const VectorWeight*>& gate_up_bias,
          const std::vector<const VectorWeight*>& down_bias, const std::string& activation, float alpha, float limit,
-         bool weighs_inputs, int64_t group_sum_of, int64_t first_expert, std::optional<Output<int64_t>> counts) {
+         bool weighs_inputs, int64_t group_sum_of, std::optional<Output<int64_t>> counts,
+         std::vector<std::vector<int32_t>> ranks, int64_t rank, int64_t num_ranks, int64_t num_slices,
+         std::optional<nb::callable> move) {
         const int64_t count = router->n;
         require(!gate_up.empty() && down.size() == gate_up.size(), "every expert needs two matrices");
         require(!counts || static_cast<int64_t>(counts->size()) == count, "every expert needs a count");
@@ -355,13 +382,19 @@ void bind_operations(nb::class_<Program>& program) {
                              copies_of(down_bias), activation_of(activation, alpha, limit), weighs_inputs,
                              {count, num_active, is_sigmoid, normalises, scale, num_groups, num_used_groups,
                               group_sum_of},
-                             first_expert, counts ? counts->data() : nullptr});
+                             places_of(std::move(ranks), rank, num_ranks, num_slices, count),
+                             counts ? counts->data() : nullptr, move ? move_by(*move) : op::Experts::Move()});
       },
-      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), nb::keep_alive<1, 24>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
+      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), nb::keep_alive<1, 23>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
       "gate_up"_a, "down"_a, "num_active"_a, "is_sigmoid"_a, "normalises"_a, "scale"_a, "num_groups"_a,
       "num_used_groups"_a, "logit_bias"_a = nb::none(), "gate_up_bias"_a = std::vector<const VectorWeight*>(),
       "down_bias"_a = std::vector<const VectorWeight*>(), "activation"_a = "silu", "alpha"_a = 1.0f, "limit"_a = 0.0f,
-      "weighs_inputs"_a = false, "group_sum_of"_a = 2, "first_expert"_a = 0, "counts"_a = nb::none());
+      "weighs_inputs"_a = false, "group_sum_of"_a = 2, "counts"_a = nb::none(),
+      "ranks"_a = std::vector<std::vector<int32_t>>(), "rank"_a = 0, "num_ranks"_a = 1, "num_slices"_a = 1,
+      "move"_a = nb::none(),
+      "`ranks`, by expert: those that have its matrices, ascending; none: this one has all. `num_slices`: whose sums a\n"
+      "rank makes. `move(outgoing, incoming, most_rows)`, rows by rank: sends some and fills the others; `most_rows`:\n"
+      "that any rank sends to another.");
   program.def(
       "multiply_heads",
       [](Program& self, Columns in, Columns out, const std::vector<const Matrix*>& matrices) {

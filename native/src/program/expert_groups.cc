@@ -25,33 +25,82 @@ void ExpertGroups::count(int64_t* counts) const {
   for (const int32_t expert : chosen_) ++counts[expert];
 }
 
-void ExpertGroups::sort(int64_t first_expert, int64_t num_experts) {
-  const auto is_here = [=](int64_t expert) { return expert >= first_expert && expert < first_expert + num_experts; };
-  size_t num_pairs = 0;
-  first_.assign(static_cast<size_t>(num_experts + 1), 0);
-  for (const int32_t expert : chosen_) {
-    if (!is_here(expert)) continue;
-    ++first_[static_cast<size_t>(expert - first_expert) + 1];
-    ++num_pairs;
+// What one rank only can compute goes there. Every other pair, in order, goes to the rank that has fewest by then: of
+// equals to the first.
+void ExpertGroups::choose_ranks(const ExpertPlaces& places) {
+  rank_of_.resize(chosen_.size());
+  num_pairs_of_rank_.assign(static_cast<size_t>(places.num_ranks), 0);
+  for (size_t place = 0; place < chosen_.size(); ++place) {
+    const std::vector<int32_t>& able = places.ranks[static_cast<size_t>(chosen_[place])];
+    if (able.size() == 1) ++num_pairs_of_rank_[static_cast<size_t>(rank_of_[place] = able.front())];
   }
+  for (size_t place = 0; place < chosen_.size(); ++place) {
+    const std::vector<int32_t>& able = places.ranks[static_cast<size_t>(chosen_[place])];
+    if (able.size() == 1) continue;
+    rank_of_[place] = *std::min_element(able.begin(), able.end(), [&](int32_t left, int32_t right) {
+      return num_pairs_of_rank_[static_cast<size_t>(left)] < num_pairs_of_rank_[static_cast<size_t>(right)];
+    });
+    ++num_pairs_of_rank_[static_cast<size_t>(rank_of_[place])];
+  }
+}
+
+// Pairs of a rank lie by expert, and so by the rank that sums them.
+void ExpertGroups::note_moves(const ExpertPlaces& places) {
+  const int64_t count = places.num_experts(), each = places.experts_per_rank();
+  const auto first_of = [&](int64_t computing, int64_t summing) {
+    return first_[static_cast<size_t>(computing * count + summing * each)];
+  };
+  departures_.clear();
+  arrivals_.assign(1, first_of(places.rank + 1, 0) - first_of(places.rank, 0));
+  most_moved_ = 0;
+  for (int64_t rank = 0; rank <= places.num_ranks; ++rank) {
+    departures_.push_back(first_of(places.rank, rank) - first_of(places.rank, 0));
+  }
+  for (int64_t computing = 0; computing < places.num_ranks; ++computing) {
+    int64_t arriving = 0;
+    for (int64_t summing = 0; summing < places.num_ranks; ++summing) {
+      if (summing == computing) continue;
+      const int64_t num_moved = first_of(computing, summing + 1) - first_of(computing, summing);
+      most_moved_ = std::max(most_moved_, num_moved);
+      if (summing == places.rank) arriving = num_moved;
+    }
+    arrivals_.push_back(arrivals_.back() + arriving);
+  }
+}
+
+void ExpertGroups::sort(const ExpertPlaces& places) {
+  choose_ranks(places);
+  const int64_t count = places.num_experts(), each = places.experts_per_rank(), own = places.rank;
+  first_.assign(static_cast<size_t>(places.num_ranks * count + 1), 0);
+  for (size_t place = 0; place < chosen_.size(); ++place) {
+    ++first_[static_cast<size_t>(rank_of_[place] * count + chosen_[place]) + 1];
+  }
+  for (size_t key = 1; key < first_.size(); ++key) first_[key] += first_[key - 1];
+  note_moves(places);
+  const int64_t first_own = first_[static_cast<size_t>(own * count)];
+  const size_t num_pairs = static_cast<size_t>(arrivals_.front());
   groups_.clear();
-  for (int64_t expert = 0; expert < num_experts; ++expert) {
-    const int64_t count = first_[static_cast<size_t>(expert) + 1], first = first_[static_cast<size_t>(expert)];
-    first_[static_cast<size_t>(expert) + 1] += first;
-    if (count > 0) groups_.push_back({expert, first, count});
+  for (int64_t expert = 0; expert < count; ++expert) {
+    const size_t key = static_cast<size_t>(own * count + expert);
+    if (first_[key + 1] == first_[key]) continue;
+    groups_.push_back({places.own[static_cast<size_t>(expert)], first_[key] - first_own, first_[key + 1] - first_[key]});
+  }
+  std::vector<int64_t> shift(static_cast<size_t>(places.num_ranks));  // from where a pair lies of all to where it does here
+  for (int64_t rank = 0; rank < places.num_ranks; ++rank) {
+    const int64_t first = first_[static_cast<size_t>(rank * count + (rank == own ? 0 : own * each))];
+    shift[static_cast<size_t>(rank)] = (rank == own ? 0 : arrivals_[static_cast<size_t>(rank)]) - first;
   }
   token_of_pair_.resize(num_pairs);
   pair_of_.assign(chosen_.size(), -1);
   place_of_pair_.resize(num_pairs);
-  for (int64_t row = 0; row < num_rows_; ++row) {
-    for (int64_t slot = 0; slot < num_active_; ++slot) {
-      const size_t place = static_cast<size_t>(row * num_active_ + slot);
-      if (!is_here(chosen_[place])) continue;
-      const int64_t pair = first_[static_cast<size_t>(chosen_[place] - first_expert)]++;
-      token_of_pair_[static_cast<size_t>(pair)] = row;
-      pair_of_[place] = pair;
-      place_of_pair_[static_cast<size_t>(pair)] = static_cast<int64_t>(place);
-    }
+  for (size_t place = 0; place < chosen_.size(); ++place) {
+    const int64_t rank = rank_of_[place], expert = chosen_[place];
+    if (rank != own && expert / each != own) continue;
+    const int64_t pair = first_[static_cast<size_t>(rank * count + expert)]++ + shift[static_cast<size_t>(rank)];
+    pair_of_[place] = pair;
+    if (rank != own) continue;
+    token_of_pair_[static_cast<size_t>(pair)] = static_cast<int64_t>(place) / num_active_;
+    place_of_pair_[static_cast<size_t>(pair)] = static_cast<int64_t>(place);
   }
 }
 

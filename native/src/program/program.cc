@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <new>
 #include <stdexcept>
 #include <utility>
@@ -233,6 +234,36 @@ void Program::check(const op::Logits& logits) {
   vocab_size_ = logits.head->n;
 }
 
+namespace {
+
+// Of `count` experts, the matrices of `held` of which are here.
+void check_places(const ExpertPlaces& places, int64_t count, int64_t held, bool can_move) {
+  const int64_t num_slices = places.num_ranks * places.num_slices;
+  if (places.num_ranks < 1 || places.rank < 0 || places.rank >= places.num_ranks || places.num_slices < 1 ||
+      places.num_experts() != count || static_cast<int64_t>(places.own.size()) != count || count % num_slices != 0) {
+    refuse(text(count) + " experts are not " + text(num_slices) + " equal slices on " + text(places.num_ranks) + " ranks");
+  }
+  int64_t num_held = 0;
+  for (int64_t expert = 0; expert < count; ++expert) {
+    const std::vector<int32_t>& ranks = places.ranks[static_cast<size_t>(expert)];
+    const int64_t own = places.own[static_cast<size_t>(expert)];
+    if (ranks.empty() || std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end() ||
+        ranks.front() < 0 || ranks.back() >= places.num_ranks) {
+      refuse("expert " + text(expert) + " is on no rank, or not once on each");
+    }
+    const bool is_here = std::find(ranks.begin(), ranks.end(), places.rank) != ranks.end();
+    if (is_here ? own < 0 || own >= held : own >= 0) refuse("expert " + text(expert) + " is not where its matrices are");
+    num_held += is_here;
+    const int64_t summing = expert / places.experts_per_rank();
+    if (!can_move && (ranks.size() > 1 || ranks.front() != summing)) {
+      refuse("expert " + text(expert) + " lies apart from its sum, and nothing moves its rows");
+    }
+  }
+  if (num_held != held) refuse(text(held) + " experts have matrices here, and " + text(num_held) + " are placed here");
+}
+
+}  // namespace
+
 void Program::check(const op::Experts& experts) {
   const RoutingRule& rule = experts.rule;
   const int64_t count = rule.num_experts;
@@ -240,10 +271,7 @@ void Program::check(const op::Experts& experts) {
   if (count < 1 || held < 1 || static_cast<int64_t>(experts.down.size()) != held || experts.router->n != count) {
     refuse(text(count) + " experts need as many scores and matrices");
   }
-  if (experts.first_expert < 0 || experts.first_expert + held > count) {
-    refuse("experts " + text(experts.first_expert) + " to " + text(experts.first_expert + held) + " are not all of " +
-           text(count));
-  }
+  check_places(experts.places, count, held, static_cast<bool>(experts.move));
   if (rule.num_active < 1 || rule.num_active > count) refuse(text(rule.num_active) + " of " + text(count) + " experts");
   if (rule.num_groups < 1 || count % rule.num_groups != 0 || rule.num_used_groups < 1 ||
       rule.num_used_groups > rule.num_groups || rule.num_used_groups * (count / rule.num_groups) < rule.num_active) {
@@ -262,7 +290,7 @@ void Program::check(const op::Experts& experts) {
     if (up.k != width || up.n != 2 * inner || down.k != inner || down.n != width) refuse("experts of different shapes");
   }
   check_view(experts.in, width);
-  check_view(experts.out, width);
+  check_view(experts.out, experts.places.num_slices * width);
   check_view(experts.scores, count);
   if (experts.in.buffer == experts.out.buffer) refuse("experts cannot overwrite their own input");
   matrices_.push_back(experts.router);

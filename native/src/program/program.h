@@ -80,8 +80,12 @@ struct Rope {
   int angles;
 };
 
-// Each token through the experts that its scores choose: out = sum of weight * down(activation of gate and up).
+// Each token through the experts that its scores choose: out = sum of weight * down(activation of gate and up), of each
+// slice in columns of its own, one after the other.
 struct Experts {
+  // On one thread, where ranks compute pairs for each other: give the rows [pairs, width] that others sum, and fill in
+  // those that are summed here, behind them. What it throws ends the step, as of Exchange.
+  using Move = std::function<void(float* rows, int64_t width, const ExpertGroups& groups)>;
   View in, scores, out;
   const Matrix* router;
   const float* bias;  // of the choice, or null
@@ -91,8 +95,9 @@ struct Experts {
   Activation activation;
   bool weighs_inputs;  // instead of what experts give
   RoutingRule rule;
-  int64_t first_expert = 0;  // of those whose matrices are here; what the others make of a token is left out
+  ExpertPlaces places;
   int64_t* counts = nullptr;  // by expert, of all: tokens that chose it are added; null: they are not counted
+  Move move{};  // empty: no pair has to be moved
 };
 
 // Norms of q's and k's heads (if any), rotation (if any), the writes into the cache, then attention.

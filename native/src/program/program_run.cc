@@ -360,16 +360,21 @@ class Walker {
     const uint8_t* inputs = prepare({Source::plain, experts.in, nullptr, 0.0f, {}}, *experts.router, false);
     product(*experts.router, inputs, experts.logit_bias, false, program_.column(experts.scores), program_.stride(experts.scores));
     barrier();
-    for (int64_t first = 0; first < num_rows_; first += EXPERT_RUN_ROWS) {
+    for (int64_t first = 0; first < num_rows_ && !has_failed_; first += EXPERT_RUN_ROWS) {
       pass_experts(experts, first, std::min(num_rows_, first + EXPERT_RUN_ROWS));
     }
   }
 
-  // An error waits until all threads have come here: then they all leave.
   void carry_out(const op::Exchange& exchange) {
+    exchange_with([&] { exchange.call(program_.column(exchange.x), num_rows_, program_.stride(exchange.x)); });
+  }
+
+  // On one thread. An error waits until all threads have come here: then they all leave.
+  template <class Call>
+  void exchange_with(Call call) {
     if (thread_ == 0) {
       try {
-        exchange.call(program_.column(exchange.x), num_rows_, program_.stride(exchange.x));
+        call();
       } catch (...) {
         program_.failure_ = std::current_exception();
       }
@@ -468,11 +473,12 @@ class Walker {
     barrier();
     if (thread_ == 0) {
       if (experts.counts != nullptr) groups.count(experts.counts);
-      groups.sort(experts.first_expert, static_cast<int64_t>(experts.gate_up.size()));
+      groups.sort(experts.places);
       up.plan(groups, experts.gate_up, experts.gate_up_bias, engine_.linear, num_threads_);
       down.plan(groups, experts.down, experts.down_bias, engine_.linear, num_threads_);
       const size_t num_pairs = static_cast<size_t>(groups.num_pairs());
-      program_.expert_rows_.reserve(num_pairs * static_cast<size_t>(width) * sizeof(float));
+      const size_t num_rows = num_pairs + static_cast<size_t>(groups.num_received());
+      program_.expert_rows_.reserve(num_rows * static_cast<size_t>(width) * sizeof(float));
       program_.expert_inner_.reserve(num_pairs * static_cast<size_t>(3 * inner) * sizeof(float));
       program_.expert_inputs_.reserve(std::max(up.input_bytes(), down.input_bytes()));
     }
@@ -499,8 +505,15 @@ class Walker {
     });
     for (int64_t piece; (piece = take(down.num_pieces())) >= 0;) down.multiply(piece, prepared, rows, width);
     barrier();
+    if (groups.most_moved() > 0) {
+      exchange_with([&] { experts.move(rows, width, groups); });
+      if (has_failed_) return;
+    }
     for (int64_t row; (row = take(end - first)) >= 0;) {
-      combine(groups, row, experts, rows, program_.column(experts.out) + (first + row) * program_.stride(experts.out));
+      float* out = program_.column(experts.out) + (first + row) * program_.stride(experts.out);
+      for (int64_t slice = 0; slice < experts.places.num_slices; ++slice) {
+        combine(groups, row, slice, experts, rows, out + slice * width);
+      }
     }
     barrier();
   }
@@ -527,12 +540,14 @@ class Walker {
     barrier();
   }
 
-  // Experts ascending: the same sum whatever else is in the step.
-  static void combine(ExpertGroups& groups, int64_t row, const op::Experts& experts, const float* rows, float* out) {
-    const int64_t width = experts.router->k;
+  // Of a slice, experts ascending: the same sum whatever else is in the step, and whoever computed what is added.
+  static void combine(ExpertGroups& groups, int64_t row, int64_t slice, const op::Experts& experts, const float* rows,
+                      float* out) {
+    const int64_t width = experts.router->k, first_expert = experts.places.first_expert(slice);
     bool is_first = true;
     for (int64_t slot = 0; slot < experts.rule.num_active; ++slot) {
-      if (groups.pair_of(row, slot) < 0) continue;  // its expert is not here
+      const int64_t expert = groups.expert_of(row, slot);
+      if (expert < first_expert || expert >= first_expert + experts.places.experts_per_slice()) continue;
       const float* from = rows + groups.pair_of(row, slot) * width;
       const float weight = experts.weighs_inputs ? 1.0f : groups.weights(row)[slot];
       for (int64_t i = 0; i < width; ++i) out[i] = is_first ? weight * from[i] : out[i] + weight * from[i];

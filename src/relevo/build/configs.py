@@ -13,6 +13,8 @@ from relevo.core.cluster import ClusterFacts, NodeFacts
 from relevo.engines.spec import EngineSpec
 from relevo.policy.worker.table_rules import TableRule
 
+ExpertRanks = tuple[tuple[tuple[int, ...], ...], ...]
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker process needs. `epoch` and `status_fd` are filled in by the supervisor."""
@@ -54,6 +56,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: int = 1  # stages that its layers are shared out to, its own process computing the last
     tensor_parallel_size: int | None = None  # processes that share each layer of a stage; None: the model is not cut
     enable_expert_parallel: bool = False  # these have experts whole
+    expert_ranks: ExpertRanks = ()  # which have each of them, by layer with experts; empty: in order, each once
     kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport needs it
     tenant_weights: dict[str, float] = {}
     box_id: str = ""  # empty: that of this machine; otherwise of its node

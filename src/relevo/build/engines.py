@@ -32,6 +32,8 @@ NOT_OF_ENGINES = (
     "pipeline_parallel_size",
     "tensor_parallel_size",
     "enable_expert_parallel",
+    "expert_load",
+    "num_redundant_experts",
     "quantization",
     "activation_dtype",
     "kv_cache_dtype",

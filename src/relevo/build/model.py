@@ -76,4 +76,5 @@ def rank_share(config: WorkerConfig, model: ModelConfig, rank: int) -> Share | N
     """None: the model is not cut."""
     if config.tensor_parallel_size is None:
         return None
-    return share_of(model, rank, config.tensor_parallel_size, whole_experts=config.enable_expert_parallel)
+    size, whole = config.tensor_parallel_size, config.enable_expert_parallel
+    return share_of(model, rank, size, whole_experts=whole, expert_ranks=config.expert_ranks)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from relevo.build.expert_loads import Loads
 from relevo.core.errors import SettingsError
 from relevo.core.kv import DTYPE_BYTES
 from relevo.policy.perf.expert_placement import ExpertWaits, expert_waits
@@ -28,7 +29,6 @@ from relevo.policy.scaling.inventory import Holding
 
 GIB = 2**30
 KV_DTYPES = ("bfloat16", "float16", "float8_e4m3", "int8", "float32")
-Loads = tuple[tuple[float, ...], ...]  # of experts, by layer
 _CONTEXTS = (2_048, 8_192, 32_768, 131_072, 262_144, 1_048_576, 10_485_760)  # arbitrary: round ones
 
 
@@ -80,7 +80,7 @@ def answer_memory(
 ) -> MemoryAnswer:
     """Raises SettingsError for a layout that these devices or this model cannot have."""
     if expert_loads is not None and not wanted.has_expert_groups:
-        raise SettingsError("--expert-loads say how even ranks of whole experts are; add --ep, or leave it out")
+        raise SettingsError("--expert-load says how even ranks of whole experts are; add --ep, or leave it out")
     if len(holdings) > 1:
         raise SettingsError("--devices names several kinds; a worker's ranks are alike, so ask for each by itself")
     holding = holdings[0]
@@ -253,7 +253,7 @@ def memory_sentences(answer: MemoryAnswer) -> Iterator[str]:
             f"under these loads experts in order keep ranks waiting for one that computes {waits.in_order:.2f} times"
             f" the mean; placed by load{f', with {copies} copies,' if copies else ''} {waits.placed:.2f} times"
         )
-        yield "`relevo serve` places experts in order, once each: copies are planned here only"
+        yield "`relevo serve` places them so with --expert-load and --num-redundant-experts; without, in order"
     yield "text model only: vision towers and layers that draft tokens are not counted"
     if answer.ask.is_native:
         yield (

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from relevo.build.auto_topology import check_history, number_config, planner_of, what_may_change
 from relevo.build.block_sizes import layouts_of_roles
 from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
+from relevo.build.expert_loads import Loads
 from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
+from relevo.build.placed_experts import placed_experts
 from relevo.build.states import check_states
-from relevo.build.tensor_group import group_notes, group_size, whole_everywhere
+from relevo.build.tensor_group import group_size, weights_of_an_expert, whole_everywhere
+from relevo.build.worker_notes import worker_notes
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
 from relevo.core.kv import KVLayout
@@ -57,6 +60,7 @@ class ModelAsk:
     weights_bytes: int = 0  # as stored
     num_parameters: int = 0
     block_formats: Mapping[str, str] = field(default_factory=dict)  # that are multiplied as stored, by tensor
+    expert_loads: Loads | None = None  # of the file that `settings.expert_load` names
     notes: tuple[str, ...] = ()  # of the loader, on its files
     section: str = ""  # of the file of models; empty: the model named on the command line
     script: str = ""  # of the fake engine, packed
@@ -100,10 +104,10 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     does not say how much KV cache it wants. Raises SettingsError when the combination cannot work."""
     settings, model = ask.settings, ask.model
     device = _device(settings, hardware)
-    check_states(settings, model)
-    _check_ranks(settings, model, device)
+    _check_model(settings, model, device)
     backend = _backend(settings, model, device)
     tensor_parallel_size = group_size(settings, model, backend, device, ask.block_formats)
+    expert_ranks = placed_experts(settings, ask.expert_loads, tensor_parallel_size)
     dtype = _dtype(settings, model, device, backend, hardware)
     kv_dtype = _kv_dtype(settings, dtype)
     if model.architecture == "fake":
@@ -111,12 +115,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     layout = kv_layout(model, ask.model_hash, kv_dtype, settings.block_size)
     topology, topology_reason = _topology(ask, layout, device, hardware)
     num_workers = topology.num_workers
-    budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
-    if budget < settings.max_num_seqs:
-        raise SettingsError(
-            f"--max-num-batched-tokens {budget} is less than --max-num-seqs {settings.max_num_seqs}, but every running "
-            f"request needs one token per step; raise the first or lower the second"
-        )
+    budget = _budget(settings, device)
     transports = _transports(settings, device)
     is_shared = is_arena_shared(transports)
     layouts = layouts_of_roles(settings, topology, layout, is_shared)
@@ -163,6 +162,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             pipeline_parallel_size=settings.pipeline_parallel_size,
             tensor_parallel_size=tensor_parallel_size,
             enable_expert_parallel=settings.enable_expert_parallel,
+            expert_ranks=expert_ranks,
         )
         for index, ((worker_id, role), worker_cores) in enumerate(
             zip(_worker_roles(ask, topology), assigned_cores, strict=True)
@@ -175,8 +175,23 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         layout=layout,
         workers=workers,
         served=served_config(ask, topology, max_model_len, budget, more_groups=table_rules(layout)),
-        notes=(*ask.notes, *length_notes(ask.model, max_model_len), *_worker_notes(workers, layout)),
+        notes=(
+            *ask.notes,
+            *length_notes(ask.model, max_model_len),
+            *worker_notes(settings, ask.expert_loads, workers, layout),
+        ),
     )
+
+
+def _budget(settings: Settings, device: str) -> int:
+    """Tokens of a step, at most."""
+    budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
+    if budget < settings.max_num_seqs:
+        raise SettingsError(
+            f"--max-num-batched-tokens {budget} is less than --max-num-seqs {settings.max_num_seqs}, but every running "
+            f"request needs one token per step; raise the first or lower the second"
+        )
+    return budget
 
 
 def _transports(settings: Settings, device: str) -> tuple[str, ...]:
@@ -232,8 +247,9 @@ def _kv_dtype(settings: Settings, dtype: str) -> str:
     return "float16" if dtype == "auto" else dtype
 
 
-def _check_ranks(settings: Settings, model: ModelConfig, device: str) -> None:
-    """Raises SettingsError if the model cannot be cut into so many stages here."""
+def _check_model(settings: Settings, model: ModelConfig, device: str) -> None:
+    """Raises SettingsError for what the model cannot be served with, and for stages that it cannot be cut into here."""
+    check_states(settings, model)
     asked = settings.pipeline_parallel_size
     if asked == 1:
         return
@@ -297,11 +313,12 @@ def room_for_kv(ask: ModelAsk, num_workers: int, hardware: Hardware) -> int:
 
 def worker_bytes(ask: ModelAsk) -> int:
     """Of a worker and its ranks, without their KV. First and last stage both hold a matrix that is tied; what a tensor
-    group does not share out each of its ranks holds."""
-    num_stages, size, model = ask.settings.pipeline_parallel_size, ask.settings.tensor_parallel_size or 1, ask.model
+    group does not share out each of its ranks holds, and copies of experts are held beside these."""
+    settings, model = ask.settings, ask.model
+    num_stages, size = settings.pipeline_parallel_size, settings.tensor_parallel_size or 1
     weights = weights_bytes(ask)
     again = size * model.vocab_size * model.hidden_size if num_stages > 1 and model.tie_word_embeddings else 0
-    again += (size - 1) * whole_everywhere(model)
+    again += (size - 1) * whole_everywhere(model) + settings.num_redundant_experts * weights_of_an_expert(model)
     return weights + again * weights // max(1, ask.num_parameters) + num_stages * size * WORKER_BYTES
 
 
@@ -464,31 +481,3 @@ def default_model_name(model: str) -> str:
     if model.startswith((".", "/", "~")) or model.endswith(".gguf"):
         return re.sub(r"\.gguf$", "", model.rstrip("/").rsplit("/", 1)[-1])
     return model
-
-
-def _worker_notes(workers: tuple[WorkerConfig, ...], layout: KVLayout) -> tuple[str, ...]:
-    if not workers:
-        return ("no workers on this box: they join",)
-    pools = {(worker.block_size, worker.num_blocks): worker for worker in workers}
-    kv_notes = [_kv_note(replace(layout, block_size=size), worker, len(workers)) for (size, _), worker in pools.items()]
-    return _compute_note(workers[0]), *kv_notes, *group_notes(workers)
-
-
-def _compute_note(worker: WorkerConfig) -> str:
-    weights = "as stored" if worker.dtype == "auto" else worker.dtype
-    if worker.quantization is not None:
-        weights = f"quantised to {worker.quantization} per output"
-    num_stages, size = worker.pipeline_parallel_size, worker.group_size
-    each = f"{size} processes that share its layers" if size > 1 else "a process of its own"
-    ranks = f", layers in {num_stages} stages, each in {each}" if num_stages > 1 else ""
-    if num_stages == 1 and size > 1:
-        ranks = f", every layer shared by {size} processes"
-    return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}{ranks}"
-
-
-def _kv_note(layout: KVLayout, worker: WorkerConfig, num_workers: int) -> str:
-    num_blocks, size = worker.num_blocks, layout.block_size
-    gib = num_blocks * layout.bytes_per_block / 2**30
-    tokens = num_pool_tokens(table_rules(layout), num_blocks, size, worker.max_num_batched_tokens)
-    each = " each" if num_workers > 1 else ""
-    return f"KV cache {num_blocks} blocks of {size} tokens{each} ({gib:.2f} GiB, {tokens} tokens)"

@@ -24,6 +24,7 @@ from relevo.build.hardware import detect_hardware
 from relevo.build.ledger import with_metering
 from relevo.build.model import block_formats, check_stored
 from relevo.build.models_file import AskedModel, asked_models
+from relevo.build.placed_experts import asked_expert_loads
 from relevo.build.plan import ServePlan, resolve
 from relevo.build.resolve import ModelAsk, ModelPlan
 from relevo.build.runtime_folder import runtime_folder
@@ -89,6 +90,7 @@ def _with_head(asked: AskedModel) -> ModelAsk:
             weights_bytes=files.file_bytes,
             num_parameters=files.num_parameters,
             block_formats=block_formats(files, instruction_path()) if settings.tensor_parallel_size else {},
+            expert_loads=asked_expert_loads(settings, files.config),
             notes=files.notes,
             section=asked.section,
             price=asked.price,

@@ -55,6 +55,12 @@ def whole_everywhere(model: ModelConfig) -> int:
     return model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
 
 
+def weights_of_an_expert(model: ModelConfig) -> int:
+    """In all layers that have experts; 0: none has."""
+    experts = model.experts
+    return 3 * len(experts.layers) * model.hidden_size * experts.intermediate_size if experts is not None else 0
+
+
 def group_notes(workers: Sequence[WorkerConfig]) -> tuple[str, ...]:
     """What is said of ranks that have no core of their own."""
     size, fewest = workers[0].group_size, min(len(each.cores) for each in workers)

@@ -18,6 +18,7 @@ from relevo.build.cores import compute_here, compute_on
 from relevo.build.machine_limits import limits_at_start
 from relevo.build.model import kv_layout, load_model
 from relevo.build.model_work import model_work, operand
+from relevo.build.placed_experts import placement_line
 from relevo.build.stages import stage_layers
 from relevo.build.start_phases import StartPhases
 from relevo.build.vocabulary import grammar_vocabulary
@@ -182,6 +183,8 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
         stages = stage_layers(files, config, arena.layout)
         of_ranks = msgspec.structs.replace(config, arena_fd=arena.fd)
         ranks = RankProcesses.start(of_ranks, stages, files.model_hash)
+        if (placed := placement_line(config)) is not None:
+            log.info("%s", placed)
         phases.done("starting ranks")
     grammars = _grammars(config, files.config.vocab_size)
     sums = ranks.group if ranks is not None and config.group_size > 1 else None

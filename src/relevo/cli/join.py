@@ -64,6 +64,12 @@ def join(
         bool,
         typer.Option("--enable-expert-parallel", help="As for `relevo serve`; also where the head asks for it."),
     ] = False,
+    expert_load: Annotated[
+        str | None, typer.Option(help="As for `relevo serve`; experts need not lie as on the head's box.")
+    ] = None,
+    num_redundant_experts: Annotated[
+        int | None, typer.Option(min=0, help="As for `relevo serve`; it need not be the head's.")
+    ] = None,
     cluster_dir: Annotated[str | None, typer.Option(help="Folder of this box's certificate and epochs.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder in which the one above is `cluster`.")] = None,
     options: Annotated[
@@ -99,6 +105,8 @@ def join(
         "tensor_parallel_size": tensor_parallel_size,
         "block_size": block_size,
         "enable_expert_parallel": enable_expert_parallel or None,
+        "expert_load": expert_load,
+        "num_redundant_experts": num_redundant_experts,
         "engine_args": tuple(engine_args) if engine_args else None,
         "quiet": quiet or None,
         **named,

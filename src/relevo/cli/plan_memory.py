@@ -44,7 +44,7 @@ def memory(
     pp: Annotated[int | None, typer.Option(min=1, max=4096, help="Pipeline stages. Default: the best.")] = None,
     ep: Annotated[bool, typer.Option("--ep", help="Ranks hold whole experts instead of a part of each.")] = False,
     num_redundant_experts: Annotated[int, typer.Option(min=0, max=10**6, help=_REDUNDANT)] = 0,
-    expert_loads: Annotated[Path | None, typer.Option(help=_LOADS)] = None,
+    expert_loads: Annotated[str | None, typer.Option("--expert-load", "--expert-loads", help=_LOADS)] = None,
     dcp: Annotated[int | None, typer.Option(min=1, max=4096, help=_DCP)] = None,
     kv_dtype: Annotated[str, typer.Option(help=f"One of {', '.join(KV_DTYPES)}.")] = "bfloat16",
     max_model_len: Annotated[
@@ -84,7 +84,7 @@ def memory(
     wanted = Wanted(
         tensor=tp, pipeline=pp, decode_context=dcp, has_expert_groups=ep, num_redundant_experts=num_redundant_experts
     )
-    loads = None if expert_loads is None else read_expert_loads(expert_loads, shape)
+    loads = None if expert_loads is None else read_expert_loads(expert_loads, shape.experts)
     answer = answer_memory(shape, holdings, wanted, ask, loads)
     for table in memory_tables(answer):
         out.print(table)

@@ -52,6 +52,28 @@ class Routing:
     group_sum_of: int = 2  # of how many of a group's experts, the best ones
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertPlaces:
+    """Of a layer whose experts lie whole on ranks, as one slice of a rank sees it. A rank sums its slices' experts,
+    whichever ranks compute them; all slices are of equally many, in order."""
+
+    ranks: tuple[tuple[int, ...], ...]  # by expert: those that have it, ascending
+    rank: int
+    num_ranks: int
+    num_slices: int  # of each rank; 0: another slice of this one stands for all of them
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Experts whose weights the slice has."""
+        return tuple(e for e, ranks in enumerate(self.ranks) if self.rank in ranks) if self.num_slices else ()
+
+    @property
+    def are_in_order(self) -> bool:
+        """Each expert lies on the rank that sums it, and on no other."""
+        each = len(self.ranks) // self.num_ranks
+        return all(ranks == (expert // each,) for expert, ranks in enumerate(self.ranks))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
     """Of the layers that have experts in place of one MLP."""
@@ -65,7 +87,9 @@ class ExpertsConfig:
     has_biases: bool = False
     block: str = "mlp"  # what checkpoints call it, and its parts:
     projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two: gate and up are one matrix
-    held: range | None = None  # of a slice of the model: the experts that it has, whole; None: all, or a part of all
+    places: tuple[
+        ExpertPlaces, ...
+    ] = ()  # by layer, of a slice with whole experts; empty: it has all, or a part of all
     is_interleaved: bool = False  # rows of that one alternate between gate and up
     stacked_gate_up: str = (
         ""  # checkpoints may have this of all, [E, 2 * I, hidden], and beside it all downs; empty: none
@@ -74,6 +98,9 @@ class ExpertsConfig:
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
     shared_gate: str = ""  # a score of what the shared MLP comes to; empty: it is added as it is
+
+    def places_in(self, layer: int) -> ExpertPlaces | None:
+        return self.places[self.layers.index(layer)] if self.places else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,23 +136,23 @@ class Decoder:
             attentions.append(LayerAttention(reach, turned_by, None if is_turned else growth))
         return attentions
 
-    def _sum(self, ops: Operations, index: int, compute: Callable[[Slice, LayerWeights], Buffer]) -> Buffer:
-        """Of what every slice makes of a layer, those of other ranks too."""
+    def _sum(self, ops: Operations, index: int, compute: Callable[[Slice, LayerWeights], Sequence[Buffer]]) -> Buffer:
+        """Of what every slice makes of a layer, those of other ranks too. One may compute what several make."""
         place = index - self.stage.start
-        parts = [compute(each.part, each.weights.layers[place]) for each in self._slices]
+        parts = [part for each in self._slices for part in compute(each.part, each.weights.layers[place])]
         return ops.reduce(parts) if self._is_summed else parts[0]
 
     def _attention(self, ops: Operations, x: Buffer, index: int, attention: LayerAttention) -> Buffer:
         """x [T, E], normed -> [T, E]"""
 
-        def of_slice(part: Slice, layer: LayerWeights) -> Buffer:
+        def of_slice(part: Slice, layer: LayerWeights) -> Sequence[Buffer]:
             if layer.delta is not None:
                 attended = self._from_state(ops, x, part, layer.delta, index)
             elif layer.latent is not None:
                 attended = attend_latents(ops, x, part.config, layer.latent, index, attention.angles)  # [T, H * V]
             else:
                 attended = self._attended(ops, x, part, layer, index, attention)  # [T, H * D]
-            return ops.linear(attended, layer.output, layer.output_bias)
+            return [ops.linear(attended, layer.output, layer.output_bias)]
 
         return self._sum(ops, index, of_slice)
 
@@ -190,22 +190,24 @@ class Decoder:
     def _mlp(self, ops: Operations, x: Buffer, index: int) -> list[Buffer]:
         """What is added to the hidden state, of x, normed: by the experts, and by the MLP that every token passes."""
 
-        def of_experts(part: Slice, layer: LayerWeights) -> Buffer:
+        def of_experts(part: Slice, layer: LayerWeights) -> Sequence[Buffer]:
             own, config = layer.experts, part.config.experts
             assert own is not None and config is not None, "the layer has experts"
-            first = config.held.start if config.held is not None else None
+            places = config.places_in(index)
+            if places is not None and not places.num_slices:
+                return []
             is_counted = part is self._slices[0].part  # all slices choose alike
             counts = self.expert_counts.of_layer(index) if is_counted else None
-            router = Router(own.router, own.bias, config.routing, own.logit_bias, first, counts)
+            router = Router(own.router, own.bias, config.routing, own.logit_bias, places, counts)
             return ops.experts(x, router, own.gate_up, own.down, own.biases, config.activation)
 
-        def of_mlp(_: Slice, layer: LayerWeights) -> Buffer:
+        def of_mlp(_: Slice, layer: LayerWeights) -> Sequence[Buffer]:
             inner = ops.activate(ops.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation)
             out = ops.linear(inner, layer.down, layer.down_bias)
-            return out if layer.shared_gate is None else ops.gate(out, ops.linear(x, layer.shared_gate, None))
+            return [out if layer.shared_gate is None else ops.gate(out, ops.linear(x, layer.shared_gate, None))]
 
         layer = self._common.layers[index - self.stage.start]
-        kinds: list[Callable[[Slice, LayerWeights], Buffer]] = []
+        kinds: list[Callable[[Slice, LayerWeights], Sequence[Buffer]]] = []
         kinds += [of_experts] if layer.experts is not None else []
         kinds += [of_mlp] if layer.gate_up is not None else []
         return [self._sum(ops, index, of_kind) for of_kind in kinds]

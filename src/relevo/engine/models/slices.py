@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from relevo.core.errors import SettingsError, UnsupportedModel
-from relevo.core.model import ExpertsConfig, GatedDelta, ModelConfig
+from relevo.core.model import ExpertPlaces, ExpertsConfig, GatedDelta, ModelConfig
 
+ExpertRanks = tuple[tuple[tuple[int, ...], ...], ...]  # by layer with experts and by expert: who has it, ascending
 SIZES = (1, 2, 4, 8)  # of a tensor group; the last one is also how many slices a model has at most
 
 
@@ -48,6 +49,7 @@ class Share:
     rank: int
     size: int  # ranks, a power of two that divides num_slices
     whole_experts: bool = False  # a slice has some of the experts, not a part of each
+    expert_ranks: ExpertRanks = ()  # which ranks have these; empty: in order, each once
 
     def slices(self, config: ModelConfig) -> tuple[Slice, ...]:
         each = self.num_slices // self.size
@@ -76,8 +78,11 @@ class Share:
     def _experts(self, experts: ExpertsConfig, number: int) -> ExpertsConfig:
         shared, count = experts.shared_size // self.num_slices, self.num_slices
         if self.whole_experts:
-            held = experts.num_experts // count
-            return replace(experts, shared_size=shared, held=range(number * held, (number + 1) * held))
+            each = count // self.size
+            ranks = self.expert_ranks or len(experts.layers) * (_in_order(experts.num_experts, self.size),)
+            num_slices = 0 if number % each else each  # the rank's first slice has what the rank has
+            places = tuple(ExpertPlaces(layer, self.rank, self.size, num_slices) for layer in ranks)
+            return replace(experts, shared_size=shared, places=places)
         return replace(experts, shared_size=shared, intermediate_size=experts.intermediate_size // count)
 
 
@@ -101,7 +106,13 @@ def _part(whole: range, number: int, count: int) -> range:
     return range(whole.start + number * size // count, whole.start + (number + 1) * size // count)
 
 
-def share_of(config: ModelConfig, rank: int, size: int, *, whole_experts: bool = False) -> Share:
+def _in_order(num_experts: int, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((expert * num_ranks // num_experts,) for expert in range(num_experts))
+
+
+def share_of(
+    config: ModelConfig, rank: int, size: int, *, whole_experts: bool = False, expert_ranks: ExpertRanks = ()
+) -> Share:
     """Raises SettingsError for a size that no model has, UnsupportedModel for one that this model does not have."""
     if size not in SIZES:
         known = ", ".join(map(str, SIZES))
@@ -111,7 +122,7 @@ def share_of(config: ModelConfig, rank: int, size: int, *, whole_experts: bool =
     num_slices = _num_slices(config, whole_experts)
     if size > num_slices:
         raise UnsupportedModel(_why_not(config, size, whole_experts, num_slices))
-    return Share(num_slices, rank, size, whole_experts)
+    return Share(num_slices, rank, size, whole_experts, expert_ranks)
 
 
 def _num_slices(config: ModelConfig, whole_experts: bool) -> int:

@@ -109,7 +109,8 @@ def expert_plan(config: ModelConfig, index: int) -> ExpertPlan:
     hidden, inner, count = config.hidden_size, experts.intermediate_size, experts.num_experts
     *gate_up, down = experts.projections
     rows = 2 * inner // len(gate_up)  # of each
-    held = experts.held or range(count)
+    places = experts.places_in(index)
+    held = range(count) if places is None else places.held
 
     def each(kind: str, names: list[str], shape: tuple[int, ...]) -> tuple[Shapes, ...]:
         return tuple({f"{block}experts.{number}.{name}.{kind}": shape for name in names} for number in held)

@@ -133,7 +133,7 @@ def _experts(part: Slice, index: int, ready: Mapping[str, Buffer]) -> ExpertWeig
     def of(groups: Iterable[Shapes]) -> tuple[Buffer, ...]:
         return tuple(ready[next(iter(group))] for group in groups)
 
-    down_bias = of(plan.down_bias) if part.adds_biases or experts.held is not None else ()
+    down_bias = of(plan.down_bias) if part.adds_biases or experts.places else ()
     return ExpertWeights(
         router=of([plan.router])[0],
         bias=of([plan.bias])[0] if plan.bias else None,

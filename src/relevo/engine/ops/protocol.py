@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
-from relevo.core.model import Activation, GatedDelta, QueryGrowth, Routing
+from relevo.core.model import Activation, ExpertPlaces, GatedDelta, QueryGrowth, Routing
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.bfloat16 import bfloat16_values
 from relevo.engine.ops.formats import BLOCK_FORMATS
@@ -61,7 +61,7 @@ class Router:
     bias: Buffer | None  # [experts] float32, of the choice
     routing: Routing
     logit_bias: Buffer | None = None  # [experts] float32, of the scores
-    first_expert: int | None = None  # of those whose matrices are here, in a row; None: all are
+    places: ExpertPlaces | None = None  # of experts that lie whole on ranks; None: all matrices are here
     counts: npt.NDArray[np.int64] | None = None  # [experts]: tokens that chose each are added; None: not counted here
 
 
@@ -166,11 +166,12 @@ class Operations(Protocol):
         down: Sequence[Buffer],
         biases: ExpertBiases | None = None,
         activation: Activation = SILU,
-    ) -> Buffer:
-        """[T, E] -> [T, E]: the sum, experts ascending, of what each token's chosen experts make of it, by weight.
+    ) -> Sequence[Buffer]:
+        """[T, E] -> [T, E]: the sum, experts ascending, of what each token's chosen experts make of it, by weight; with
+        `router.places` one for each slice of this rank, of the slice's experts.
 
-        gate_up and down by expert: [2 * I, E] and [E, I]. A token's sum does not depend on other tokens of the step. Of
-        experts that are not here nothing is added.
+        gate_up and down by expert that is here: [2 * I, E] and [E, I]. A token's sum depends neither on other tokens of
+        the step nor on where its experts lie.
         """
         ...
 

@@ -5,7 +5,7 @@ Owns the smallest promise that they need, and the way to change what all ranks s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +21,16 @@ class RankSums(Protocol):
     def all_reduce(self, array: npt.NDArray[np.float32]) -> None:
         """In place: the sum over all ranks, with the same bits on each, added as a balanced binary tree in the order of
         ranks. Raises an error when another rank is gone."""
+        ...
+
+    def exchange_rows(
+        self,
+        outgoing: Sequence[npt.NDArray[np.float32]],
+        incoming: Sequence[npt.NDArray[np.float32]],
+        most_rows: int,
+    ) -> None:
+        """By rank: send it some rows, and fill others with those that it sends. `most_rows`: that any rank sends to
+        another. What a rank has for itself stays where it is. Raises an error when another rank is gone."""
         ...
 
 

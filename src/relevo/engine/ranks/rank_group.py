@@ -2,8 +2,8 @@
 
 Ranks are numbered stage by stage: those of a group follow each other, and the rank of the same place in the next stage
 is one group further. Owns the sums inside a step and the word at its end: whatever one of them raises, all of them
-hear, and the next step finds all at its beginning. Between two words ranks exchange sums only, so a word in place of a
-sum says that its sender has left the step.
+hear, and the next step finds all at its beginning. Between two words ranks exchange single arrays only, parts of sums
+or rows of one another's experts, so a word in place of one says that its sender has left the step.
 """
 
 from __future__ import annotations
@@ -58,8 +58,19 @@ class RankGroup:
             piece = array[first : first + rows]
             for other in self._others:
                 self.collectives.send(other, [piece])
-            parts = {self.collectives.rank: piece} | {other: self._sum_of(other) for other in self._others}
+            parts = {self.collectives.rank: piece} | {other: self._part_of(other) for other in self._others}
             piece[...] = tree_sum([parts[member] for member in self._members])
+
+    def exchange_rows(self, outgoing: Sequence[Float32Array], incoming: Sequence[Float32Array], most_rows: int) -> None:
+        """In pieces like those of sums, an empty one where there is nothing left: a rank that waits for another one has
+        sent it all that it may be waiting for. Raises RankLost, StepLeft."""
+        first_rank, row_bytes = self._members.start, outgoing[0].shape[1] * outgoing[0].itemsize
+        rows = max(1, PIECE_BYTES // row_bytes)
+        for first in range(0, most_rows, rows):
+            for other in self._others:
+                self.collectives.send(other, [outgoing[other - first_rank][first : first + rows]])
+            for other in self._others:
+                incoming[other - first_rank][first : first + rows] = self._part_of(other)
 
     def piece_by_piece(
         self, step: Step, compute: Callable[[Piece, Hidden | None], _Made]
@@ -107,7 +118,7 @@ class RankGroup:
         words = self._words | {self.collectives.rank: own}
         return next((words[member] for member in self._members if words[member] is not None), None)
 
-    def _sum_of(self, other: int) -> Array:
+    def _part_of(self, other: int) -> Array:
         arrived: Sequence[Any] = self.collectives.receive(other)
         if is_word(arrived):
             self._words[other] = read_word(arrived) or StageFailed(f"rank {other} ended the step before the others")

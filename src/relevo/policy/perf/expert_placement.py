@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from relevo.core.errors import SettingsError
+
 _LEAST_GAIN = 0.05  # of the fullest rank's load, for which experts are moved; arbitrary
 
 
@@ -37,6 +39,20 @@ class Placement:
 def in_order(num_experts: int, num_ranks: int) -> Placement:
     """Each once, as many on each rank as may be, in order: what is known of no load."""
     return Placement(tuple((expert * num_ranks // num_experts,) for expert in range(num_experts)), num_ranks)
+
+
+def check_copies(num_experts: int, num_ranks: int, num_redundant: int) -> None:
+    """That every rank can have equally many, and none of them twice. Raises SettingsError."""
+    if num_redundant > num_experts * (num_ranks - 1):
+        raise SettingsError(
+            f"{num_redundant} redundant experts are more than {num_ranks} ranks can hold of {num_experts}, each once; "
+            f"choose at most {num_experts * (num_ranks - 1)}"
+        )
+    if num_redundant and (num_experts + num_redundant) % num_ranks:
+        raise SettingsError(
+            f"{num_experts} experts and {num_redundant} redundant ones cannot be divided among {num_ranks} ranks; "
+            f"choose --num-redundant-experts {-num_experts % num_ranks or num_ranks}, or a multiple of {num_ranks} more"
+        )
 
 
 @dataclass(frozen=True, slots=True)

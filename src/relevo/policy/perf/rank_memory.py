@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVGroup
+from relevo.policy.perf.expert_placement import check_copies
 from relevo.policy.perf.memory_plan import (
     ALONE_BYTES,
     GRAPH_BYTES,
@@ -194,22 +195,11 @@ def _check_experts(shape: ModelShape, parallelism: Parallelism) -> None:
             f"{num_redundant} redundant experts need ranks that hold whole experts, and more than one of them; add "
             "--ep and tensor ranks, or leave --num-redundant-experts out"
         )
-    if num_redundant > num_experts * (num_groups - 1):
-        raise SettingsError(
-            f"{num_redundant} redundant experts are more than {num_groups} ranks can hold of {num_experts}, each once; "
-            f"choose at most {num_experts * (num_groups - 1)}"
-        )
-    if num_groups == 1 or (num_experts + num_redundant) % num_groups == 0:
-        return
-    if not num_redundant:
+    if not num_redundant and num_experts % num_groups:
         raise SettingsError(
             f"{num_experts} experts cannot be divided among {num_groups} groups of ranks; choose a divisor"
         )
-    spare = -num_experts % num_groups
-    raise SettingsError(
-        f"{num_experts} experts and {num_redundant} redundant ones cannot be divided among {num_groups} ranks; choose "
-        f"--num-redundant-experts {spare or num_groups}, or a multiple of {num_groups} more"
-    )
+    check_copies(num_experts, num_groups, num_redundant)
 
 
 def _widest_context(shape: ModelShape, tensor: int) -> int:

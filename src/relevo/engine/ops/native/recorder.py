@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relevo.core.errors import UnsupportedModel
-from relevo.core.model import Activation, QueryGrowth
+from relevo.core.model import Activation, ExpertPlaces, QueryGrowth
 from relevo.engine.ops.bfloat16 import bfloat16_bits, bfloat16_values
 from relevo.engine.ops.native.values import (
     Activated,
@@ -127,14 +127,14 @@ class Recorder:
         down: Sequence[Any],
         biases: ExpertBiases | None = None,
         activation: Activation = SILU,
-    ) -> Columns:
-        first, (num_experts, width) = router.first_expert, router.weight.shape
-        is_held = num_experts == len(gate_up) if first is None else first + len(gate_up) <= num_experts
-        if not is_held or width != x.width:
+    ) -> tuple[Columns, ...]:
+        places, (num_experts, width) = router.places, router.weight.shape
+        if (places is None and num_experts != len(gate_up)) or width != x.width:
             raise UnsupportedModel(
                 f"a router of shape {list(router.weight.shape)} cannot choose among {len(gate_up)} experts of {x.width}"
             )
-        columns, out, scores = self._columns(x), _new(x.width), _new(num_experts)
+        num_slices = 1 if places is None else places.num_slices
+        columns, out, scores = self._columns(x), _new(num_slices * x.width), _new(num_experts)
         routing = router.routing
         arguments = {
             "router": router.weight,
@@ -153,11 +153,16 @@ class Recorder:
             "weighs_inputs": routing.weighs_inputs,
             **_activation(activation),
             "group_sum_of": routing.group_sum_of,
-            **({} if first is None else {"first_expert": first}),
+            **({} if places is None else self._placed(places)),
             **({} if router.counts is None else {"counts": router.counts}),
         }
         self._add(Instruction("experts", {"in_": columns, "scores": scores, "out": out}, arguments, ("in_",)))
-        return out
+        return self.split(out, num_slices * [x.width])
+
+    def _placed(self, places: ExpertPlaces) -> dict[str, Any]:
+        arguments = {"ranks": [list(each) for each in places.ranks], "rank": places.rank}
+        arguments |= {"num_ranks": places.num_ranks, "num_slices": places.num_slices}
+        return arguments if self._ranks is None else {**arguments, "move": self._ranks.exchange_rows}
 
     def _as_multiplied(self, matrix: Any) -> Any:
         return matrix.wide() if self._has_wide_inputs else matrix

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from relevo.core.errors import UnsupportedModel
 from relevo.core.model import Activation, QueryGrowth
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.protocol import (
@@ -104,23 +105,30 @@ class TorchOperations:
         down: Sequence[torch.Tensor],
         biases: ExpertBiases | None = None,
         activation: Activation = SILU,
-    ) -> torch.Tensor:
+    ) -> list[torch.Tensor]:
         logits = F.linear(x.float(), router.weight, router.logit_bias)
         chosen, weights = choose(logits, router.bias, router.routing)
         if (counts := router.counts) is not None:
             counts += torch.bincount(chosen.flatten(), minlength=len(counts)).cpu().numpy()
-        out = torch.zeros_like(x)
-        first = router.first_expert or 0
-        for expert in sorted(set(chosen.flatten().tolist()) & set(range(first, first + len(gate_up)))):
-            tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-            weight = weights[tokens, slots, None].to(x.dtype)
-            rows = x[tokens] * weight if router.routing.weighs_inputs else x[tokens]
-            place = expert - first
-            inner = F.linear(rows, gate_up[place], biases.gate_up[place] if biases else None)
-            down_bias = biases.down[place] if biases and biases.down else None
-            part = F.linear(self.activate(inner, activation), down[place], down_bias)
-            out.index_add_(0, tokens, part if router.routing.weighs_inputs else part * weight)
-        return out
+        first, num_slices = 0, 1
+        if (places := router.places) is not None:
+            if not places.are_in_order:
+                raise UnsupportedModel("experts that are not in order on ranks are not implemented by torch")
+            first, num_slices = places.held[0], places.num_slices
+        each, used = len(gate_up) // num_slices, set(chosen.flatten().tolist())
+        sums = []
+        for start in range(0, len(gate_up), each):
+            out = torch.zeros_like(x)
+            for place in (place for place in range(start, start + each) if first + place in used):
+                tokens, slots = (chosen == first + place).nonzero(as_tuple=True)
+                weight = weights[tokens, slots, None].to(x.dtype)
+                rows = x[tokens] * weight if router.routing.weighs_inputs else x[tokens]
+                inner = F.linear(rows, gate_up[place], biases.gate_up[place] if biases else None)
+                down_bias = biases.down[place] if biases and biases.down else None
+                part = F.linear(self.activate(inner, activation), down[place], down_bias)
+                out.index_add_(0, tokens, part if router.routing.weighs_inputs else part * weight)
+            sums.append(out)
+        return sums
 
     def split_heads(self, x: torch.Tensor, num_heads: Sequence[int], head_size: int) -> tuple[torch.Tensor, ...]:
         return torch.split(x.view(len(x), -1, head_size), list(num_heads), dim=1)
