@@ -2,7 +2,8 @@
 
 Caches are filled with not-a-number first, so that any look at a slot that nobody wrote shows. Red when: the form for
 few queries and the one for many add in different orders, a hidden key or an unused slot leaks in, the merge of splits
-depends on who computed them, a block table is read past its row, a store writes outside its slots.
+depends on who computed them or counts a head's sink once for each, a block table is read past its row, a store writes
+outside its slots.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Shape:
     head_size: int
     block_size: int
     window: int = 0
+    has_sinks: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -76,6 +78,8 @@ class Case:
             )
             for own, context in zip(blocks, contexts, strict=True)
         ]
+        sinks = (4 * random.standard_normal(shape.num_heads)).astype(np.float32)  # below and above most scores
+        self.sinks = sinks if shape.has_sinks else None
         for index, context in enumerate(contexts):
             self.store(index, 0, context)
 
@@ -100,6 +104,7 @@ class Case:
             np.concatenate([at % size for at in positions]),
             self.shape.window,
             self.shape.num_heads,
+            self.sinks,
         )
 
     def store(self, row: int, first: int, end: int) -> None:
@@ -147,6 +152,9 @@ class Case:
         if shape.window:
             hidden |= key <= query - shape.window
         scores[:, hidden] = -np.inf
+        if self.sinks is not None:  # a key more, whose value is 0
+            sinks = np.broadcast_to(self.sinks[:, None, None].astype(np.float64), (*scores.shape[:2], 1))
+            scores, v = np.concatenate([scores, sinks], axis=2), np.concatenate([v, 0 * v[:1]])
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
         return np.einsum("hqk,khd->qhd", weights, v).reshape(end - first, -1)
@@ -160,6 +168,7 @@ SHAPES = st.builds(
     head_size=st.sampled_from([8, 24, 64, 72, 80, 96]),
     block_size=st.sampled_from([1, 3, 8, 16, 32]),
     window=st.sampled_from([0, 0, 1, 5, 100, 300]),
+    has_sinks=st.booleans(),
 )
 CONTEXTS = st.one_of(st.integers(1, 40), st.integers(SPLIT - 3, SPLIT + 3), st.integers(2 * SPLIT - 3, 700))
 
@@ -203,14 +212,18 @@ def test_bits_do_not_depend_on_chunks_batches_or_threads(
 @each_path
 @each_kv_type
 @pytest.mark.parametrize("num_queries", [1, 2, 3, 40])
-def test_splitting_a_context_over_tasks_changes_no_bit(path: str, kv_type: str, num_queries: int) -> None:
-    case = Case(path, Shape(kv_type, 1, 3, 64, 16), [1100], seed=num_queries)
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_splitting_a_context_over_tasks_changes_no_bit(
+    path: str, kv_type: str, num_queries: int, has_sinks: bool
+) -> None:
+    case = Case(path, Shape(kv_type, 1, 3, 64, 16, has_sinks=has_sinks), [1100], seed=num_queries)
     span = (0, 1100 - num_queries, 1100)
     (whole,), (num_tasks, num_merges) = case.attend([span], num_threads=1)
     assert (num_tasks, num_merges) == (1, 0)
     (pieces,), (num_tasks, num_merges) = case.attend([span], num_threads=4)
     assert num_tasks > 1 and num_merges == 1
     assert np.array_equal(pieces, whole)
+    np.testing.assert_allclose(pieces, case.expected(*span), rtol=1e-4, atol=2e-5)
 
 
 @each_path
@@ -299,3 +312,5 @@ def test_what_does_not_fit_is_refused() -> None:
     ids[2] = np.array([[0, 1]], dtype=np.int64)
     with pytest.raises(ValueError, match="longer than its block table"):
         native.attention(path, case.cache, native.AttentionRows(*ids, 0, 4), 0, q, out, 1)
+    with pytest.raises(ValueError, match=r"sinks must be \[H\]"):
+        native.AttentionRows(*ids, 0, 4, np.zeros(3, np.float32))

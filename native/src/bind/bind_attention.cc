@@ -1,10 +1,12 @@
 // Python bindings of attention: a paged cache and a step over numpy arrays, for tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -21,6 +23,7 @@ namespace {
 using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IdMatrix = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -54,15 +57,17 @@ struct PagedCache {
 struct Rows {
   Ids row_first_token, context_lengths, block_of_token, offset_of_token;
   IdMatrix block_tables;
+  std::optional<ConstVector> sinks;
   AttentionStep step;
 
   Rows(Ids first_tokens, Ids contexts, IdMatrix tables, Ids blocks, Ids offsets, int64_t sliding_window,
-       int64_t num_heads)
+       int64_t num_heads, std::optional<ConstVector> head_sinks)
       : row_first_token(first_tokens),
         context_lengths(contexts),
         block_of_token(blocks),
         offset_of_token(offsets),
-        block_tables(tables) {
+        block_tables(tables),
+        sinks(head_sinks) {
     const int64_t num_rows = static_cast<int64_t>(contexts.shape(0));
     require(static_cast<int64_t>(first_tokens.shape(0)) == num_rows + 1 && first_tokens(0) == 0,
             "row_first_token must be [B + 1] and begin with 0");
@@ -81,6 +86,8 @@ struct Rows {
             offset_of_token.data(),
             sliding_window,
             num_heads};
+    require(!sinks || static_cast<int64_t>(sinks->shape(0)) == num_heads, "sinks must be [H]");
+    if (sinks) step.sinks = sinks->data();
     for (int64_t row = 0; row < num_rows; ++row) {
       const int64_t num_queries = first_tokens(row + 1) - first_tokens(row);
       require(num_queries >= 0 && num_queries <= contexts(row), "a row has fewer than 0 tokens or more than its context");
@@ -195,10 +202,10 @@ void bind_attention(nb::module_& module) {
            nb::arg("memory").noconvert(), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("block_size"),
            nb::arg("head_size"));
   nb::class_<Rows>(module, "AttentionRows", "The rows of one step and where their tokens lie.")
-      .def(nb::init<Ids, Ids, IdMatrix, Ids, Ids, int64_t, int64_t>(), nb::arg("row_first_token").noconvert(),
+      .def(nb::init<Ids, Ids, IdMatrix, Ids, Ids, int64_t, int64_t, std::optional<ConstVector>>(), nb::arg("row_first_token").noconvert(),
            nb::arg("context_lengths").noconvert(), nb::arg("block_tables").noconvert(),
            nb::arg("block_of_token").noconvert(), nb::arg("offset_of_token").noconvert(), nb::arg("sliding_window"),
-           nb::arg("num_heads"));
+           nb::arg("num_heads"), nb::arg("sinks") = nb::none());
   module.def(
       "kv_block_bytes",
       [](const std::string& type, int64_t num_layers, int64_t num_kv_heads, int64_t block_size, int64_t head_size) {
