@@ -177,7 +177,10 @@ def test_every_row_of_the_table_is_exported_with_its_labels() -> None:
     scrape.metrics.show_plans(lambda: [Planner()])
     scrape.metrics.show_cluster(Cluster())
     limits = WorkerLimits(product_ops_per_s=1.0, read_bytes_per_s=1.0)
-    load, loads = WorkerLoad(num_total_blocks=4, num_free_blocks=4), ExpertLoads(layers=(1,), tokens=((2,),))
+    load, loads = (
+        WorkerLoad(num_total_blocks=4, num_free_blocks=4),
+        ExpertLoads(layers=(1,), tokens=((2,),), ranks=((2,),)),
+    )
     samples = scrape.samples(worker(load=load, limits=limits, expert_loads=loads))
     labels_of = {name: {label.partition("=")[0] for label in labels} for name, labels in samples}
     for metric in (each for each in TABLE if each.origin is not Origin.GATEWAYS):

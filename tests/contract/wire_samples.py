@@ -92,7 +92,7 @@ SAMPLES = (
     wire.Preempted((RID,)),
     wire.Fenced(WID, 3, 2),
     wire.Orphans((RID,)),
-    wire.ExpertReport(ExpertLoads(layers=(1, 3), tokens=((2**40, 0), (1, 2)))),
+    wire.ExpertReport(ExpertLoads(layers=(1, 3), tokens=((2**40, 0), (1, 2)), ranks=((2**40, 0), (1, 2)))),
     wire.LoadReport(LOAD, COUNTERS),
     wire.CacheEvents(7, (b"\x00" * 16, b"\xff" * 16), (b"ab" * 8,)),
     wire.CacheSnapshot(7, (b"\x00" * 16,)),

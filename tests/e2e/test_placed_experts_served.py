@@ -49,3 +49,9 @@ def test_killed_ranks_change_no_answer(tmp_path: Path) -> None:
         split.wait_ready()
         assert [answer(split, seed) for seed in range(4)] == expected[:4]
         split.wait_idle()
+        of_ranks = [
+            sum(split.metric("relevo:expert_rank_tokens_total", worker=each, rank=rank) for rank in "01")
+            for each in ("prefill-0", "decode-0")
+        ]
+        of_experts = [split.metric("relevo:expert_tokens_total", worker=each) for each in ("prefill-0", "decode-0")]
+        assert of_ranks == of_experts and all(of_ranks)

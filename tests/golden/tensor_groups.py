@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tiny_decoders import BLOCK_SIZE, VOCAB, prompt, row, small_layout
 
+from relevo.core.events import ExpertLoads
 from relevo.core.kv import KVLayout
 from relevo.core.plan import ScheduledRow
 from relevo.engine.inputs import pack_rows
@@ -69,6 +70,7 @@ class Outcome:
 
     logits: list[list[np.ndarray]]  # by rank, by step
     cache: bytes
+    loads: list[ExpertLoads]  # by rank
 
     def equals(self, other: Outcome) -> bool:
         """To the bit, on every rank of both."""
@@ -150,4 +152,4 @@ def computed(
         thread.join()
     if failures:
         raise failures[0]
-    return Outcome(logits, bytes(memory))
+    return Outcome(logits, bytes(memory), [model.expert_counts.loads() for model in models])

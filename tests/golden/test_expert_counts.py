@@ -74,6 +74,6 @@ def test_a_rank_of_all_slices_counts_each_token_once(whole_experts: bool, files:
 
 def test_a_stage_counts_its_own_layers(files: Any) -> None:
     assert ExpertCounts.of_stage(files.config, range(1, 3)).layers == (1, 2)
-    ExpertCounts.of_stage(files.config, range(1, 3)).of_layer(2)[:] = 1
+    ExpertCounts.of_stage(files.config, range(1, 3)).of_layer(2)[0][:] = 1
     with pytest.raises(ValueError, match="tuple"):
         ExpertCounts.of_stage(files.config, range(1, 3)).of_layer(0)

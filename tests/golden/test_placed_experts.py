@@ -72,7 +72,18 @@ def placed(case: str, size: int, num_redundant: int) -> ExpertRanks:
 def test_bits_do_not_depend_on_where_experts_lie(case: str, size: int, num_redundant: int) -> None:
     ranks = placed(case, size, num_redundant)
     assert (max(len(holders) for layer in ranks for holders in layer) > 1) == (num_redundant > 0)
-    assert in_one_process(case).equals(computed(files_of(case), "native", size, expert_ranks=ranks))
+    found = computed(files_of(case), "native", size, expert_ranks=ranks)
+    assert in_one_process(case).equals(found)
+    assert all(loads == found.loads[0] for loads in found.loads), "all ranks count all tokens and all ranks"
+    assert found.loads[0].tokens == in_one_process(case).loads[0].tokens and not in_one_process(case).loads[0].ranks
+    assert list(map(sum, found.loads[0].ranks)) == list(map(sum, found.loads[0].tokens))
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_in_order_ranks_compute_the_tokens_of_their_experts(backend: str) -> None:
+    (loads, other) = computed(files_of("mixtral"), backend, 2, whole_experts=True).loads
+    assert loads == other
+    assert loads.ranks == tuple((sum(tokens[:4]), sum(tokens[4:])) for tokens in loads.tokens)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -80,7 +91,10 @@ def test_every_rank_may_have_every_expert(case: str) -> None:
     experts = files_of(case).config.experts
     assert experts is not None
     everywhere = len(experts.layers) * (experts.num_experts * ((0, 1, 2, 3),),)
-    assert in_one_process(case).equals(computed(files_of(case), "native", 4, expert_ranks=everywhere))
+    found = computed(files_of(case), "native", 4, expert_ranks=everywhere)
+    assert in_one_process(case).equals(found)
+    steps = len(mixed_steps())
+    assert all(max(ranks) - min(ranks) <= steps for ranks in found.loads[0].ranks), "in every step nearly even"
 
 
 def test_long_steps_pass_experts_in_runs_on_every_rank() -> None:

@@ -370,10 +370,11 @@ void bind_operations(nb::class_<Program>& program) {
          const std::vector<const VectorWeight*>& down_bias, const std::string& activation, float alpha, float limit,
          bool weighs_inputs, int64_t group_sum_of, std::optional<Output<int64_t>> counts,
          std::vector<std::vector<int32_t>> ranks, int64_t rank, int64_t num_ranks, int64_t num_slices,
-         std::optional<nb::callable> move) {
+         std::optional<nb::callable> move, std::optional<Output<int64_t>> rank_counts) {
         const int64_t count = router->n;
         require(!gate_up.empty() && down.size() == gate_up.size(), "every expert needs two matrices");
         require(!counts || static_cast<int64_t>(counts->size()) == count, "every expert needs a count");
+        require(!rank_counts || static_cast<int64_t>(rank_counts->size()) == num_ranks, "every rank needs a count");
         std::vector<Matrix> up, back;
         for (const Matrix* matrix : gate_up) up.push_back(*matrix);
         for (const Matrix* matrix : down) back.push_back(*matrix);
@@ -383,15 +384,16 @@ void bind_operations(nb::class_<Program>& program) {
                              {count, num_active, is_sigmoid, normalises, scale, num_groups, num_used_groups,
                               group_sum_of},
                              places_of(std::move(ranks), rank, num_ranks, num_slices, count),
-                             counts ? counts->data() : nullptr, move ? move_by(*move) : op::Experts::Move()});
+                             counts ? counts->data() : nullptr, move ? move_by(*move) : op::Experts::Move(),
+                             rank_counts ? rank_counts->data() : nullptr});
       },
-      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), nb::keep_alive<1, 23>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
+      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), nb::keep_alive<1, 23>(), nb::keep_alive<1, 29>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
       "gate_up"_a, "down"_a, "num_active"_a, "is_sigmoid"_a, "normalises"_a, "scale"_a, "num_groups"_a,
       "num_used_groups"_a, "logit_bias"_a = nb::none(), "gate_up_bias"_a = std::vector<const VectorWeight*>(),
       "down_bias"_a = std::vector<const VectorWeight*>(), "activation"_a = "silu", "alpha"_a = 1.0f, "limit"_a = 0.0f,
       "weighs_inputs"_a = false, "group_sum_of"_a = 2, "counts"_a = nb::none(),
       "ranks"_a = std::vector<std::vector<int32_t>>(), "rank"_a = 0, "num_ranks"_a = 1, "num_slices"_a = 1,
-      "move"_a = nb::none(),
+      "move"_a = nb::none(), "rank_counts"_a = nb::none(),
       "`ranks`, by expert: those that have its matrices, ascending; none: this one has all. `num_slices`: whose sums a\n"
       "rank makes. `move(outgoing, incoming, most_rows)`, rows by rank: sends some and fills the others; `most_rows`:\n"
       "that any rank sends to another.");

@@ -25,6 +25,10 @@ void ExpertGroups::count(int64_t* counts) const {
   for (const int32_t expert : chosen_) ++counts[expert];
 }
 
+void ExpertGroups::count_ranks(int64_t* counts) const {
+  for (size_t rank = 0; rank < num_pairs_of_rank_.size(); ++rank) counts[rank] += num_pairs_of_rank_[rank];
+}
+
 // What one rank only can compute goes there. Every other pair, in order, goes to the rank that has fewest by then: of
 // equals to the first.
 void ExpertGroups::choose_ranks(const ExpertPlaces& places) {

@@ -41,6 +41,8 @@ class ExpertGroups {
   float* weights(int64_t row) { return &weights_[static_cast<size_t>(row * num_active_)]; }
   // Add how many tokens chose each expert, wherever that is; called by one thread, when all rows have their experts.
   void count(int64_t* counts) const;
+  // Add how many pairs each rank computes; called by one thread, when they are sorted.
+  void count_ranks(int64_t* counts) const;
   // Decide which rank computes each pair, and sort those of this one; called by one thread, when all rows have their
   // experts. All ranks decide alike.
   void sort(const ExpertPlaces& places);

@@ -98,6 +98,7 @@ struct Experts {
   ExpertPlaces places;
   int64_t* counts = nullptr;  // by expert, of all: tokens that chose it are added; null: they are not counted
   Move move{};  // empty: no pair has to be moved
+  int64_t* rank_counts = nullptr;  // by rank: pairs that it computes are added; null: they are not counted
 };
 
 // Norms of q's and k's heads (if any), rotation (if any), the writes into the cache, then attention.

@@ -474,6 +474,7 @@ class Walker {
     if (thread_ == 0) {
       if (experts.counts != nullptr) groups.count(experts.counts);
       groups.sort(experts.places);
+      if (experts.rank_counts != nullptr) groups.count_ranks(experts.rank_counts);
       up.plan(groups, experts.gate_up, experts.gate_up_bias, engine_.linear, num_threads_);
       down.plan(groups, experts.down, experts.down_bias, engine_.linear, num_threads_);
       const size_t num_pairs = static_cast<size_t>(groups.num_pairs());

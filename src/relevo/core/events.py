@@ -110,6 +110,9 @@ class ExpertLoads:
 
     layers: tuple[int, ...] = ()  # places in the model; of a worker of several stages, those of its last one
     tokens: tuple[tuple[int, ...], ...] = ()  # of each of these, by expert
+    ranks: tuple[
+        tuple[int, ...], ...
+    ] = ()  # by the rank that computed them, a token once per expert; empty: it has parts
 
 
 NO_EXPERTS = ExpertLoads()

@@ -124,7 +124,7 @@ def _worker_gauge(name: str, help_text: str, labels: tuple[str, ...] = _WORKER) 
     return Metric(name=name, kind=Kind.GAUGE, origin=Origin.WORKERS, labels=labels, help=help_text)
 
 
-EXPERT_TOKENS = "relevo:expert_tokens_total"
+EXPERT_TOKENS, EXPERT_RANK_TOKENS = "relevo:expert_tokens_total", "relevo:expert_rank_tokens_total"
 
 TABLE: tuple[Metric, ...] = (
     _of_requests("vllm:time_to_first_token_seconds", TTFT_BUCKETS_S, "Accepted to first output token written."),
@@ -429,6 +429,11 @@ TABLE: tuple[Metric, ...] = (
         "Tokens that passed an expert, by its layer's place in the model; of a worker of several pipeline stages in "
         "the layers of the last one. As of when nothing ran, or up to 256 steps ago.",
         (*_OWN, "layer", "expert"),
+    ),
+    _worker_count(
+        EXPERT_RANK_TOKENS,
+        "Of relevo:expert_tokens_total, what each rank of a stage has computed; where ranks have whole experts.",
+        (*_OWN, "layer", "rank"),
     ),
     _worker_gauge(
         "relevo:worker_product_limit_ops_per_second",

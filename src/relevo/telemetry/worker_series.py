@@ -15,7 +15,16 @@ from prometheus_client.registry import Collector
 
 from relevo.core.events import ExpertLoads, StepCounters, WireRefusal, WorkerLimits, WorkerLoad, WorkerPort, refused_key
 from relevo.core.kv import KVLayout, KVRefusal
-from relevo.telemetry.metric_table import BY_NAME, EXPERT_TOKENS, TABLE, WAITING_REASONS, Kind, Metric, Origin
+from relevo.telemetry.metric_table import (
+    BY_NAME,
+    EXPERT_RANK_TOKENS,
+    EXPERT_TOKENS,
+    TABLE,
+    WAITING_REASONS,
+    Kind,
+    Metric,
+    Origin,
+)
 
 _Family = GaugeMetricFamily | CounterMetricFamily
 
@@ -97,9 +106,10 @@ def _values(counters: StepCounters) -> Iterator[tuple[str, float]]:
 
 
 def _by_expert(loads: ExpertLoads) -> Iterator[tuple[str, float]]:
-    """By layer/expert."""
-    for layer, tokens in zip(loads.layers, loads.tokens, strict=True):
-        yield from ((f"{layer}/{expert}", count) for expert, count in enumerate(tokens))
+    """By what it is of, layer and number: expert/3/0 and rank/3/0."""
+    for kind, by_layer in (("expert", loads.tokens), ("rank", loads.ranks)):
+        for layer, counts in zip(loads.layers, by_layer, strict=False):
+            yield from ((f"{kind}/{layer}/{number}", count) for number, count in enumerate(counts))
 
 
 class WorkerSeries(Collector):
@@ -149,8 +159,9 @@ class WorkerSeries(Collector):
             incarnations = self._incarnations[model_name, worker.worker_id]
             if (experts := self._experts.get((model_name, worker.worker_id))) is not None:
                 for place, num_tokens in experts.totals().items():
-                    layer, expert = place.split("/")
-                    _add(families, EXPERT_TOKENS, labels | {"layer": layer, "expert": expert}, num_tokens)
+                    kind, layer, number = place.split("/")
+                    name = EXPERT_TOKENS if kind == "expert" else EXPERT_RANK_TOKENS
+                    _add(families, name, labels | {"layer": layer, kind: number}, num_tokens)
             for name, limit in _limits(worker.limits).items():
                 if limit is not None:
                     _add(families, name, labels, limit)

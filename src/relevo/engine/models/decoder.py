@@ -73,7 +73,7 @@ class Decoder:
         self._local_turns = rope_frequencies(config.local_rope(), max_model_len)
         ones = np.ones(config.head_size, np.float32)
         self._unit_norm = ops.weight([HostTensor(ones, "float32")]) if config.unit_qk_norm else None
-        self.expert_counts = ExpertCounts.of_stage(config, stage)
+        self.expert_counts = ExpertCounts.of_stage(slices[0].part.config, stage)
         self._program = ops.program(self._trace, config.sliding_window, stage)
 
     @classmethod
@@ -197,8 +197,8 @@ class Decoder:
             if places is not None and not places.num_slices:
                 return []
             is_counted = part is self._slices[0].part  # all slices choose alike
-            counts = self.expert_counts.of_layer(index) if is_counted else None
-            router = Router(own.router, own.bias, config.routing, own.logit_bias, places, counts)
+            counts, rank_counts = self.expert_counts.of_layer(index) if is_counted else (None, None)
+            router = Router(own.router, own.bias, config.routing, own.logit_bias, places, counts, rank_counts)
             return ops.experts(x, router, own.gate_up, own.down, own.biases, config.activation)
 
         def of_mlp(_: Slice, layer: LayerWeights) -> Sequence[Buffer]:

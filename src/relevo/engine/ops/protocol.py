@@ -63,6 +63,7 @@ class Router:
     logit_bias: Buffer | None = None  # [experts] float32, of the scores
     places: ExpertPlaces | None = None  # of experts that lie whole on ranks; None: all matrices are here
     counts: npt.NDArray[np.int64] | None = None  # [experts]: tokens that chose each are added; None: not counted here
+    rank_counts: npt.NDArray[np.int64] | None = None  # [ranks]: likewise what each computes, a token once per expert
 
 
 @dataclass(frozen=True, slots=True)

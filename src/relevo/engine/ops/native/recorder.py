@@ -155,6 +155,7 @@ class Recorder:
             "group_sum_of": routing.group_sum_of,
             **({} if places is None else self._placed(places)),
             **({} if router.counts is None else {"counts": router.counts}),
+            **({} if router.rank_counts is None else {"rank_counts": router.rank_counts}),
         }
         self._add(Instruction("experts", {"in_": columns, "scores": scores, "out": out}, arguments, ("in_",)))
         return self.split(out, num_slices * [x.width])

@@ -115,6 +115,9 @@ class TorchOperations:
             if not places.are_in_order:
                 raise UnsupportedModel("experts that are not in order on ranks are not implemented by torch")
             first, num_slices = places.held[0], places.num_slices
+            if (rank_counts := router.rank_counts) is not None:
+                of_ranks = chosen.flatten() // (len(places.ranks) // places.num_ranks)
+                rank_counts += torch.bincount(of_ranks, minlength=len(rank_counts)).cpu().numpy()
         each, used = len(gate_up) // num_slices, set(chosen.flatten().tolist())
         sums = []
         for start in range(0, len(gate_up), each):
