@@ -13,14 +13,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 import msgspec
 import pytest
 from test_grouped_serving import model_of
 from tiny_folders import write_folder
-from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig
+from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig, Qwen3_5TextConfig
 
 from kept_folders import kept_folder
 from relevo.build.configs import WorkerConfig
@@ -37,7 +37,7 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.kv.arena import Arena
 from relevo.kv.transports.registry import TRANSPORTS, OwnEnd
 from relevo.policy.worker.block_cut import cut_block
-from relevo.policy.worker.table_rules import NO_BLOCK, TableRule
+from relevo.policy.worker.table_rules import NO_BLOCK, TableRule, table_rules
 from relevo.settings import Settings
 from step_plans import plan_of
 
@@ -69,16 +69,27 @@ LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
+STATES = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+}
 MODELS = {
     "dense": lambda: LlamaConfig(**SMALL),
     "experts": lambda: MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=3),
     "latent": lambda: DeepseekV3Config(**{**SMALL, **LATENT}),
+    "state": lambda: Qwen3_5TextConfig(**SMALL, **STATES),
     "window": lambda: model_of("gemma3").config,
 }
 Shape = tuple[int | None, int]  # tensor parallel size, pipeline parallel size
 ONE: Shape = (None, 1)
 Tables = list[list[int]]  # of each KV group
 Sizes = tuple[int, int]  # tokens of a block of P and of D
+GRID = [(m, s) for m in MODELS for s in product((16, 32), repeat=2) if m != "state" or s[0] == s[1]]  # states are whole
 
 
 @cache
@@ -137,19 +148,26 @@ def decode(built: Built, tables: Tables, sample: SampleState) -> list[int]:
 
 
 def content(arena: Arena, tables: Tables) -> list[bytes]:
-    """Of what has not slid out of a window."""
-    return [bytes(arena.block(block)) for table in tables for block in table if block != NO_BLOCK]
+    """Of what has not slid out of a window. A block of states has nothing behind the last that it has room for."""
+    block_bytes, groups = arena.layout.bytes_per_block, arena.layout.groups
+    sizes = [block_bytes - block_bytes % (group.state_bytes or block_bytes) for group in groups]
+    cut = zip(tables, sizes, strict=True)
+    return [bytes(arena.block(block)[:size]) for table, size in cut for block in table if block != NO_BLOCK]
+
+
+def rules_of(layout: KVLayout) -> list[TableRule]:
+    return [TableRule(layout.groups[0], layout.block_size), *table_rules(layout)]
 
 
 def whole_tables(layout: KVLayout) -> Tables:
     """Nothing slides out."""
-    count = -(-(len(PROMPT) + NUM_OUTPUTS) // layout.block_size)
-    return [list(range(group * count, (group + 1) * count)) for group in range(len(layout.groups))]
+    counts = [rule.end(len(PROMPT) + NUM_OUTPUTS) for rule in rules_of(layout)]
+    return [list(range(end - count, end)) for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def seen(layout: KVLayout, tables: Tables, num_tokens: int) -> Tables:
     """The same as far as they reach then; of windows what is seen after the prompt."""
-    rules = [TableRule(group, layout.block_size) for group in layout.groups]
+    rules = rules_of(layout)
     ends = [rule.end(num_tokens) for rule in rules]
     firsts = [rule.first(len(PROMPT)) for rule in rules]
     cut = zip(tables, firsts, ends, strict=True)
@@ -187,7 +205,13 @@ def test_a_prompt_of_some_stages_is_decoded_by_others(name: str, of_p: Shape, of
 
 @pytest.mark.parametrize(
     ("model", "name", "of_p", "of_d"),
-    [("dense", "tcp", (2, 1), (1, 1)), ("latent", "shm", (1, 1), (4, 1)), ("experts", "tcp", (2, 2), (1, 2))],
+    [
+        ("dense", "tcp", (2, 1), (1, 1)),
+        ("latent", "shm", (1, 1), (4, 1)),
+        ("experts", "tcp", (2, 2), (1, 2)),
+        ("state", "tcp", (2, 1), (1, 2)),
+        ("state", "shm", (1, 2), (2, 1)),
+    ],
 )
 def test_a_prompt_of_some_ranks_is_decoded_by_others(model: str, name: str, of_p: Shape, of_d: Shape) -> None:
     hands_over(model, name, of_p, of_d)
@@ -210,8 +234,7 @@ def test_blocks_are_cut_to_the_size_of_the_receiver(model: str, sizes: Sizes, of
 @pytest.mark.slow
 @pytest.mark.parametrize("of_d", list(product((1, 2, 4), (1, 2))))
 @pytest.mark.parametrize("of_p", list(product((1, 2, 4), (1, 2))))
-@pytest.mark.parametrize("sizes", list(product((16, 32), repeat=2)))
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "sizes"), GRID)
 def test_every_pair_of_shapes(model: str, sizes: Sizes, of_p: Shape, of_d: Shape) -> None:
     hands_over(model, "tcp", of_p, of_d, sizes)
 
@@ -285,8 +308,8 @@ def hands_over(model: str, name: str, of_p: Shape, of_d: Shape, sizes: Sizes = (
 def sent(own: Tables, own_size: int, layout: KVLayout) -> list[LocalBlock]:
     """What goes out of the sender's tables for a receiver of that layout."""
     size, blocks = layout.block_size, list[LocalBlock]()
-    for number, (group, table) in enumerate(zip(layout.groups, own, strict=True)):
-        for place in TableRule(group, size).tail(len(PROMPT)):
+    for number, (rule, table) in enumerate(zip(rules_of(layout), own, strict=True)):
+        for place in rule.tail(len(PROMPT)):
             is_cut = size != own_size
             blocks.append(cut_block(table, own_size, size, place, len(PROMPT), number) if is_cut else table[place])
     return blocks
