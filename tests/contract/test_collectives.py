@@ -1,19 +1,22 @@
-"""One suite for the ways between ranks: threads of one process, and shared memory. Red when arrays arrive out of order,
-changed, or not at all where they are larger than a ring, and when the end of a rank is not seen."""
+"""One suite for the ways between ranks: threads of one process, shared memory, a process group. Red when arrays arrive
+out of order, changed, or not at all where they are larger than a ring, and when the end of a rank is not seen."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from relevo.engine.ops.torch import process_group
 from relevo.engine.ranks import shared_memory
 from relevo.engine.ranks.collectives import Collectives, RankLost
 from relevo.engine.ranks.pairwise import PairwiseCollectives, tree_sum
@@ -23,13 +26,18 @@ Make = Callable[[int], list[Collectives]]
 WAIT_S = 60.0
 
 
-@pytest.fixture(params=["local", "shm"])
+@pytest.fixture(params=["local", "shm", "gloo"])
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     made: list[Collectives] = []
 
     def ranks(size: int) -> list[Collectives]:
         if request.param == "local":
             made.extend(PairwiseCollectives.local(size))
+        elif request.param == "gloo":
+            monkeypatch.setattr(process_group, "FRAME_BYTES", 256)  # so that most messages have a rest
+            store_fd = os.memfd_create("ranks")
+            made.extend(process_group.join_ranks("gloo", rank, size, store_fd) for rank in range(size))
+            os.close(store_fd)
         else:
             monkeypatch.setattr(shared_memory, "RING_BYTES", 256)  # so that most messages are larger
             ends = open_ends(size)
@@ -183,3 +191,51 @@ def test_between_processes_and_a_process_that_is_killed() -> None:
         child.wait()
         ranks.close()
         os.close(own.memory_fd)
+
+
+_GROUP_CHILD = """
+import sys
+from relevo.engine.ops.torch.process_group import join_ranks
+ranks = join_ranks("gloo", 1, 2, int(sys.argv[1]))
+while True:
+    ranks.send(0, [array + 1 for array in ranks.receive(0)])
+"""
+
+
+def test_a_process_of_a_group_that_is_killed() -> None:
+    """Whoever waits for it is woken, and a send of more than it has read raises: red when a call goes on for ever."""
+    store_fd = os.memfd_create("ranks", 0)
+    ranks = process_group.join_ranks("gloo", 0, 2, store_fd)
+    child = subprocess.Popen([sys.executable, "-c", _GROUP_CHILD, str(store_fd)], pass_fds=(store_fd,))
+    try:
+        array = np.arange(1_000_000)
+        ranks.send(1, [array, array[:5]])
+        large, small = ranks.receive(1)
+        np.testing.assert_array_equal(large, array + 1)
+        assert small.tolist() == [1, 2, 3, 4, 5]
+        assert listening_hosts(child.pid) == {"127.0.0.1"}
+        os.kill(child.pid, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ranks.receive, 1)
+            os.kill(child.pid, signal.SIGKILL)
+            with pytest.raises(RankLost):
+                waiting.result(WAIT_S)
+        with pytest.raises(RankLost):
+            ranks.receive(1)
+        with pytest.raises(RankLost):
+            ranks.send(1, [array])
+    finally:
+        child.kill()
+        child.wait()
+        ranks.close()
+        os.close(store_fd)
+
+
+def listening_hosts(pid: int) -> set[str]:
+    """Of the TCP sockets that a process listens at."""
+    opened = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+    inodes = {each.removeprefix("socket:[").removesuffix("]") for each in opened}
+    lines = [line for kind in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]]
+    rows = [line.split() for line in lines]
+    hosts = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+    return {socket.inet_ntoa(bytes.fromhex(host)[::-1]) if len(host) == 8 else host for host in hosts}
