@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from test_backend_selection import MODEL, plan
 
 from relevo.build.cluster import cluster_facts, compute_of, node_facts
 from relevo.build.hardware import Hardware
 from relevo.build.join import _with_equal as with_equal
 from relevo.build.model import rank_share
-from relevo.build.resolve import WORKER_BYTES, ModelAsk, ModelPlan, resolve_model, worker_bytes
+from relevo.build.resolve import TORCH_BYTES, WORKER_BYTES, ModelAsk, ModelPlan, resolve_model, worker_bytes
 from relevo.core.errors import SettingsError
 from relevo.core.model import ModelConfig
 from relevo.engine.ranks.rank_cores import cores_of_rank
@@ -150,6 +151,39 @@ def test_experts_are_whole_where_head_or_node_ask_for_it(monkeypatch: pytest.Mon
         assert equal.enable_expert_parallel is (of_head or of_node)
 
 
+@pytest.mark.parametrize(
+    ("num_cuda_devices", "asked", "said"),
+    [
+        (0, {"collectives": "gloo"}, "here a worker has one; ask for more with --tensor-parallel-size or"),
+        (0, {"collectives": "gloo", "tensor_parallel_size": 1}, "here a worker has one"),
+        (0, {"collectives": "nccl", "tensor_parallel_size": 2}, "device for each of 2 ranks, and torch finds none"),
+        (
+            3,
+            {"collectives": "nccl", "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "device": "cpu"},
+            "device for each of 4 ranks, and torch finds 3 here; use gloo, or leave it out",
+        ),
+    ],
+)
+def test_collectives_that_cannot_be_are_refused(num_cuda_devices: int, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        plan(num_cuda_devices, topology="unified", **asked)
+
+
+def test_collectives_are_told_to_workers() -> None:
+    ranks = {"tensor_parallel_size": 2, "topology": "unified"}
+    assert [plan(**ranks).workers[0].collectives, plan(**ranks, collectives="gloo").workers[0].collectives] == [
+        "shm",
+        "gloo",
+    ]
+    over_devices = plan(2, **ranks, collectives="nccl", device="cpu")
+    assert over_devices.workers[0].collectives == "nccl"
+
+
+def test_an_unknown_way_between_ranks_names_the_known_ones() -> None:
+    with pytest.raises(ValidationError, match="'shm', 'gloo' or 'nccl'"):
+        Settings(model="x.gguf", collectives="mpi")  # type: ignore[arg-type]
+
+
 def test_memory_of_ranks_is_counted() -> None:
     """Each is a process, and all have the embedding."""
 
@@ -160,5 +194,7 @@ def test_memory_of_ranks_is_counted() -> None:
 
     one = needed()
     assert needed(tensor_parallel_size=1) == one
+    over_gloo = needed(tensor_parallel_size=2, collectives="gloo") - needed(tensor_parallel_size=2)
+    assert over_gloo == 2 * TORCH_BYTES
     assert needed(tensor_parallel_size=4) - one == 3 * (WORKER_BYTES + 2 * 96 * 64)
     assert needed(tensor_parallel_size=2, pipeline_parallel_size=2) - one == 3 * (WORKER_BYTES + 2 * 96 * 64)

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from listening import listening_hosts
 from relevo.engine.ops.torch import process_group
 from relevo.engine.ranks import shared_memory
 from relevo.engine.ranks.collectives import Collectives, RankLost
@@ -229,13 +228,3 @@ def test_a_process_of_a_group_that_is_killed() -> None:
         child.wait()
         ranks.close()
         os.close(store_fd)
-
-
-def listening_hosts(pid: int) -> set[str]:
-    """Of the TCP sockets that a process listens at."""
-    opened = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
-    inodes = {each.removeprefix("socket:[").removesuffix("]") for each in opened}
-    lines = [line for kind in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]]
-    rows = [line.split() for line in lines]
-    hosts = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
-    return {socket.inet_ntoa(bytes.fromhex(host)[::-1]) if len(host) == 8 else host for host in hosts}

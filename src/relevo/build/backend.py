@@ -22,7 +22,7 @@ _NO_NATIVE = (
     "the CPU kernels are not installed; run: pip install 'relevo[cpu]' (in a checkout, with g++ and python3-dev: "
     "pip install ./native), or compute through torch: pip install torch and --backend torch"
 )
-_NO_TORCH = "--backend torch needs torch, which is not installed; run: pip install torch"
+_NO_TORCH = "{} needs torch, which is not installed; run: pip install torch"
 
 
 def check_installed(backend: str) -> None:
@@ -30,7 +30,13 @@ def check_installed(backend: str) -> None:
     if backend == "native" and importlib.util.find_spec("relevo_native") is None:
         raise StartError(_NO_NATIVE)
     if backend == "torch" and importlib.util.find_spec("torch") is None:
-        raise StartError(_NO_TORCH)
+        raise StartError(_NO_TORCH.format("--backend torch"))
+
+
+def check_collectives_installed(collectives: str) -> None:
+    """Raises StartError, with what to install. Imports nothing."""
+    if collectives != "shm" and importlib.util.find_spec("torch") is None:
+        raise StartError(_NO_TORCH.format(f"--collectives {collectives}"))
 
 
 def make_ops(config: WorkerConfig, cores: Sequence[int] | None = None, ranks: RankSums | None = None) -> Ops:

@@ -57,6 +57,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int | None = None  # processes that share each layer of a stage; None: the model is not cut
     enable_expert_parallel: bool = False  # these have experts whole
     expert_ranks: ExpertRanks = ()  # which have each of them, by layer with experts; empty: in order, each once
+    collectives: str = "shm"  # what all of these exchange arrays over: "shm", "gloo" or "nccl"
     kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport needs it
     tenant_weights: dict[str, float] = {}
     box_id: str = ""  # empty: that of this machine; otherwise of its node

@@ -34,6 +34,7 @@ NOT_OF_ENGINES = (
     "enable_expert_parallel",
     "expert_load",
     "num_redundant_experts",
+    "collectives",
     "quantization",
     "activation_dtype",
     "kv_cache_dtype",

@@ -11,12 +11,13 @@ from relevo.build.backend import make_ops
 from relevo.build.configs import RankConfig
 from relevo.build.cores import compute_here, compute_on
 from relevo.build.model import kv_layout, load_model
+from relevo.build.rank_links import join_ranks
 from relevo.core.errors import StartError
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.rank_cores import RankCores, cores_of_rank
 from relevo.engine.ranks.rank_group import RankGroup
-from relevo.engine.ranks.shared_memory import RankEnds, join_ranks
+from relevo.engine.ranks.shared_memory import RankEnds
 from relevo.engine.ranks.stage_rank import StageRank
 from relevo.kv.arena import Arena
 from relevo.telemetry.log import configure
@@ -30,7 +31,7 @@ def run_rank(config: RankConfig, report: Callable[[Status], None]) -> None:
     place, size = config.rank % worker.group_size, worker.group_size
     compute_here(cores_of_rank(worker.cores, place, size))
     configure(worker.log_level, f"{worker.worker_id} rank {config.rank}")
-    ranks = join_ranks(config.rank, RankEnds(config.memory_fd, config.socket_fds))
+    ranks = join_ranks(worker, config.rank, RankEnds(config.memory_fd, config.socket_fds))
     files = load_model_files(worker.model, revision=worker.revision, download_dir=worker.download_dir)
     layout = kv_layout(files.config, files.model_hash, worker.kv_cache_dtype, worker.block_size)
     if layout.model_hash != config.model_hash:

@@ -14,20 +14,21 @@ import select
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
 import msgspec
 
 from relevo.build.configs import RankConfig, WorkerConfig
+from relevo.build.rank_links import join_ranks, open_ends
 from relevo.core.errors import StartError
 from relevo.engine.models.spec import Model
 from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.rank_cores import RankCores
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.ranked_model import RankedModel
-from relevo.engine.ranks.shared_memory import RankEnds, join_ranks, open_ends
+from relevo.engine.ranks.shared_memory import RankEnds
 from relevo.wire.child_process import Lifeline, python_command, python_environment
 from relevo.wire.server import WireServer
 from relevo.wire.status import Status
@@ -56,7 +57,7 @@ class RankProcesses:
     worker_id: str
     own_layers: range
     group: RankGroup  # of the last stage, which this process is the last of
-    _processes: list[_RankProcess] = field(default_factory=list)
+    _processes: list[_RankProcess]
 
     @classmethod
     def start(cls, config: WorkerConfig, stages: Sequence[range], model_hash: str) -> RankProcesses:
@@ -64,15 +65,14 @@ class RankProcesses:
         of_stages, size = ", ".join(f"{each.start}-{each.stop - 1}" for each in stages), config.group_size
         log.info("ranks compute layers %s%s", of_stages, f", each stage {size} of them" if size > 1 else "")
         try:
-            ends = open_ends(config.num_ranks)
+            ends = open_ends(config)
             *others, own = range(config.num_ranks)
-            started = cls(config.worker_id, stages[-1], RankGroup(join_ranks(own, ends[own]), size))
-            for rank in others:
-                started._processes.append(_start(config, rank, stages[rank // size], ends[rank], model_hash))
+            processes = [_start(config, rank, stages[rank // size], ends[rank], model_hash) for rank in others]
+            group = RankGroup(join_ranks(config, own, ends[own]), size)
             os.close(ends[own].memory_fd)
         except OSError as error:
             raise StartError(f"the ranks of {config.worker_id} cannot be started: {error.strerror or error}") from error
-        return started
+        return cls(config.worker_id, stages[-1], group, processes)
 
     def wait_until_ready(self, report: Callable[[Status], None]) -> None:
         """Raises StartError with the reason of one that cannot start."""

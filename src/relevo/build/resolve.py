@@ -19,7 +19,7 @@ from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
 from relevo.build.placed_experts import placed_experts
 from relevo.build.states import check_states
-from relevo.build.tensor_group import group_size, weights_of_an_expert, whole_everywhere
+from relevo.build.tensor_group import check_collectives, group_size, weights_of_an_expert, whole_everywhere
 from relevo.build.worker_notes import worker_notes
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
@@ -45,6 +45,7 @@ _BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2, "float16": 2}
 # What processes take besides weights and KV. Measured with SmolLM2 on two cores, rounded up: a worker 42 MB, a gateway
 # 85 MB after four prompts of 1,500 tokens (the texts of many requests come on top), the supervisor 40 MB.
 WORKER_BYTES = 64 * 2**20
+TORCH_BYTES = 192 * 2**20  # of a process that has loaded it; measured
 GATEWAY_BYTES = 192 * 2**20
 SUPERVISOR_BYTES = 48 * 2**20
 _LEAST_KV_TOKENS = 2048  # `auto` splits only where each worker can hold a request of that length; arbitrary
@@ -108,6 +109,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     backend = _backend(settings, model, device)
     tensor_parallel_size = group_size(settings, model, backend, device, ask.block_formats)
     expert_ranks = placed_experts(settings, ask.expert_loads, tensor_parallel_size)
+    check_collectives(settings, tensor_parallel_size, hardware.num_cuda_devices)
     dtype = _dtype(settings, model, device, backend, hardware)
     kv_dtype = _kv_dtype(settings, dtype)
     if model.architecture == "fake":
@@ -163,6 +165,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             tensor_parallel_size=tensor_parallel_size,
             enable_expert_parallel=settings.enable_expert_parallel,
             expert_ranks=expert_ranks,
+            collectives=settings.collectives,
         )
         for index, ((worker_id, role), worker_cores) in enumerate(
             zip(_worker_roles(ask, topology), assigned_cores, strict=True)
@@ -319,7 +322,8 @@ def worker_bytes(ask: ModelAsk) -> int:
     weights = weights_bytes(ask)
     again = size * model.vocab_size * model.hidden_size if num_stages > 1 and model.tie_word_embeddings else 0
     again += (size - 1) * whole_everywhere(model) + settings.num_redundant_experts * weights_of_an_expert(model)
-    return weights + again * weights // max(1, ask.num_parameters) + num_stages * size * WORKER_BYTES
+    each = WORKER_BYTES + (TORCH_BYTES if settings.collectives != "shm" else 0)
+    return weights + again * weights // max(1, ask.num_parameters) + num_stages * size * each
 
 
 def weights_bytes(ask: ModelAsk) -> int:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import msgspec
 
 from relevo.build.about_model import about_model
-from relevo.build.backend import check_installed, instruction_path
+from relevo.build.backend import check_collectives_installed, check_installed, instruction_path
 from relevo.build.cluster import FEED_SOCKET, ClusterPart, node_config
 from relevo.build.configs import EngineConfig, GatewayConfig, NodeConfig, ServedModelConfig, WorkerConfig
 from relevo.build.engines import engine_ask, has_engines, with_engines, with_event_sockets
@@ -43,12 +43,14 @@ _log = logging.getLogger("relevo.supervisor")
 def plan_serving(settings: Settings) -> ServePlan:
     """Read the models' heads, look at the machine, decide, try the database. Raises StartError; reads no weights."""
     asks = [_with_head(asked) for asked in asked_models(settings)]
-    device = "cpu" if all(ask.settings.device == "cpu" for ask in asks) else "auto"
+    asked = [ask.settings for ask in asks]
+    device = "cpu" if all(each.device == "cpu" and each.collectives != "nccl" for each in asked) else "auto"
     plan = resolve(settings, asks, detect_hardware(device))
     for model in plan.models:
         if model.ask.settings.model != "fake" and model.workers:
             with about_model(model.ask.section):
                 check_installed(model.workers[0].backend)
+                check_collectives_installed(model.workers[0].collectives)
     metered = with_metering(_with_tracing(plan), settings)
     if all(model.ask.settings.auto_from is None for model in plan.models):
         return metered

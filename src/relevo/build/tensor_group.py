@@ -1,4 +1,4 @@
-"""What `--tensor-parallel-size` and `--enable-expert-parallel` ask for, and when it cannot be had."""
+"""What `--tensor-parallel-size`, `--enable-expert-parallel` and `--collectives` ask for, and when it cannot be had."""
 
 from __future__ import annotations
 
@@ -48,6 +48,21 @@ def group_size(
     except UnsupportedModel as error:
         raise SettingsError(f"{flag}: {error}") from error
     return asked if share.num_slices > 1 else None
+
+
+def check_collectives(settings: Settings, group_size: int | None, num_cuda_devices: int) -> None:
+    """`group_size`: of a stage. Raises SettingsError if the ranks cannot exchange arrays so, or if there are none."""
+    asked, num_ranks = settings.collectives, settings.pipeline_parallel_size * (group_size or 1)
+    if asked != "shm" and num_ranks == 1:
+        raise SettingsError(
+            f"--collectives {asked} is how ranks of a worker exchange arrays, and here a worker has one; ask for more "
+            "with --tensor-parallel-size or --pipeline-parallel-size, or leave it out"
+        )
+    if asked == "nccl" and num_cuda_devices < num_ranks:
+        raise SettingsError(
+            f"--collectives nccl needs a CUDA device for each of {num_ranks} ranks, and torch finds "
+            f"{num_cuda_devices or 'none'} here; use gloo, or leave it out"
+        )
 
 
 def whole_everywhere(model: ModelConfig) -> int:
