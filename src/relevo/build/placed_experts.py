@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from relevo.build.configs import ExpertRanks, WorkerConfig
 from relevo.build.expert_loads import Loads, read_expert_loads
 from relevo.core.errors import SettingsError
 from relevo.core.model import ModelConfig
 from relevo.policy.perf.expert_placement import check_copies, expert_waits, in_order, place_experts
-from relevo.settings import Settings
+
+if TYPE_CHECKING:  # a worker reads none
+    from relevo.settings import Settings
 
 
 def asked_expert_loads(settings: Settings, model: ModelConfig) -> Loads | None:
