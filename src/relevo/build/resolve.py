@@ -19,7 +19,7 @@ from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
 from relevo.build.placed_experts import placed_experts
 from relevo.build.states import check_states
-from relevo.build.tensor_group import check_collectives, group_size, weights_of_an_expert, whole_everywhere
+from relevo.build.tensor_group import collectives_of, group_size, weights_of_an_expert, whole_everywhere
 from relevo.build.worker_notes import worker_notes
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
@@ -109,7 +109,6 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     backend = _backend(settings, model, device)
     tensor_parallel_size = group_size(settings, model, backend, device, ask.block_formats)
     expert_ranks = placed_experts(settings, ask.expert_loads, tensor_parallel_size)
-    check_collectives(settings, tensor_parallel_size, hardware.num_cuda_devices)
     dtype = _dtype(settings, model, device, backend, hardware)
     kv_dtype = _kv_dtype(settings, dtype)
     if model.architecture == "fake":
@@ -165,7 +164,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             tensor_parallel_size=tensor_parallel_size,
             enable_expert_parallel=settings.enable_expert_parallel,
             expert_ranks=expert_ranks,
-            collectives=settings.collectives,
+            collectives=collectives_of(settings, tensor_parallel_size, hardware.num_cuda_devices),
         )
         for index, ((worker_id, role), worker_cores) in enumerate(
             zip(_worker_roles(ask, topology), assigned_cores, strict=True)

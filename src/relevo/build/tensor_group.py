@@ -50,7 +50,7 @@ def group_size(
     return asked if share.num_slices > 1 else None
 
 
-def check_collectives(settings: Settings, group_size: int | None, num_cuda_devices: int) -> None:
+def collectives_of(settings: Settings, group_size: int | None, num_cuda_devices: int) -> str:
     """`group_size`: of a stage. Raises SettingsError if the ranks cannot exchange arrays so, or if there are none."""
     asked, num_ranks = settings.collectives, settings.pipeline_parallel_size * (group_size or 1)
     if asked != "shm" and num_ranks == 1:
@@ -63,6 +63,7 @@ def check_collectives(settings: Settings, group_size: int | None, num_cuda_devic
             f"--collectives nccl needs a CUDA device for each of {num_ranks} ranks, and torch finds "
             f"{num_cuda_devices or 'none'} here; use gloo, or leave it out"
         )
+    return asked
 
 
 def whole_everywhere(model: ModelConfig) -> int:
