@@ -150,7 +150,7 @@ schemathesis: $(VENV)/.dev  ## send a fake server what its OpenAPI document allo
 	  --checks not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance \
 	  --max-examples $(SCHEMATHESIS_EXAMPLES) --seed 1 --no-color
 
-setup: $(VENV)/.dev
+setup: $(VENV)/.dev bytecode
 
 # Where Python is told to write none, every process of a server would compile every module again.
 .PHONY: bytecode
