@@ -14,13 +14,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from relevo.policy.http.liveness import INTERVAL_S, Liveness
-from relevo.wire.child_process import CUT_OFF, Lifeline, python_command, python_environment, scarcity
+from relevo.wire.child_process import CUT_OFF, Lifeline, scarcity
+from relevo.wire.started_process import StartedProcess, start_process
 from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.supervisor")
@@ -81,6 +82,7 @@ class Supervisor:
     start_timeout_s: float  # from a child's start until it is ready
     shutdown_timeout_s: float
     nodes: list[ChildSpec] = field(default_factory=list)  # one, where the box belongs to a cluster
+    waiting: Sequence[StartedProcess] = ()  # each becomes a child that would be started in the same way
     on_status: Callable[[str, Status], None] = lambda name, status: None
     on_stopping: Callable[[], None] = lambda: None  # before the gateways are asked to end
     pulse_interval_s: float = INTERVAL_S
@@ -168,40 +170,25 @@ class Supervisor:
         child.started_at_s = time.monotonic()
         child.process = None
         try:
-            lifeline, read_fd = await self._spawn(child)
+            started = await self._spawn(child)
         except (OSError, RuntimeError) as error:
             child.failure = _why_not_started(child.spec.name, error)
             return
         try:
-            await self._run_on(child, lifeline, read_fd)
+            await self._run_on(child, started.lifeline, started.status_fd)
         finally:
-            lifeline.close()
+            started.lifeline.close()
 
-    async def _spawn(self, child: Child) -> tuple[Lifeline, int]:
-        """Its process, the pipe that ties it to us, and where its statuses arrive.
-
-        Raises OSError, or RuntimeError for want of a thread that waits for it; then nothing is left open.
-        """
-        with contextlib.ExitStack() as passed, contextlib.ExitStack() as ours:
-            lifeline = Lifeline()
-            passed.callback(lifeline.passed)
-            ours.callback(lifeline.close)
-            read_fd, write_fd = os.pipe()
-            passed.callback(os.close, write_fd)
-            ours.callback(os.close, read_fd)
-            config = {**child.spec.config, "epoch": child.epoch, "status_fd": write_fd, "life_fd": lifeline.read_fd}
-            child.process = await asyncio.create_subprocess_exec(
-                *python_command("relevo.cli.child", child.spec.kind, str(lifeline.read_fd)),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=(*child.spec.inherited_fds, lifeline.read_fd, write_fd),
-                env=python_environment(),
-                start_new_session=True,  # a Ctrl-C on the terminal reaches the supervisor only
-            )
-            assert child.process.stdin is not None
-            child.process.stdin.write(msgspec.json.encode(config))
-            child.process.stdin.close()
-            ours.pop_all()
-        return lifeline, read_fd
+    async def _spawn(self, child: Child) -> StartedProcess:
+        """Raises as `start_process`."""
+        spec = child.spec
+        waiting = (each for each in self.waiting if (each.kind, each.inherited_fds) == (spec.kind, spec.inherited_fds))
+        started = next((each for each in waiting if not each.is_configured), None)
+        if started is None:
+            started = await start_process(spec.kind, spec.inherited_fds)
+        child.process = started.process
+        started.configure({**spec.config, "epoch": child.epoch})
+        return started
 
     async def _run_on(self, child: Child, lifeline: Lifeline, read_fd: int) -> None:
         assert child.process is not None

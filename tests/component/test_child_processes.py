@@ -23,7 +23,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "relevo"
 _DYING_SUPERVISOR = """
 import asyncio, os, signal, sys
 from relevo.build.gateways import gateway_configs
-from relevo.build.serve import open_listener, plan_serving, serving
+from relevo.build.listening import open_listener
+from relevo.build.serve import plan_serving, serving
 from relevo.settings import Settings
 from relevo.supervisor import Supervisor
 
@@ -124,7 +125,8 @@ def _environment(**more: str) -> dict[str, str]:
 
 _WHOLE_SERVER = """
 import sys
-from relevo.build.serve import open_listener, plan_serving, serving
+from relevo.build.listening import open_listener
+from relevo.build.serve import plan_serving, serving
 from relevo.settings import Settings
 import asyncio
 settings = Settings(model="fake", topology="1p1d", gateways=2, database_url="memory", port=0)

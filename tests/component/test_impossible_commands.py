@@ -14,6 +14,7 @@ import pytest
 
 from relevo.build.serve import plan_serving
 from relevo.cli import edge as edge_command
+from relevo.cli import run_server
 from relevo.cli import serve as serve_command
 from relevo.cli.main import main
 from relevo.cli.options import make_settings
@@ -24,7 +25,11 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def started(*arguments: object) -> None:
         raise AssertionError("it would have started")
 
-    monkeypatch.setattr(serve_command, "serving", started)
+    async def no_process(*arguments: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(run_server, "serving", started)
+    monkeypatch.setattr(serve_command, "start_process", no_process)  # it would be ended without a word
     monkeypatch.setattr(edge_command, "run_edge", started)
     monkeypatch.setenv("RELEVO_DATABASE_URL", "memory")
     root, ours = logging.getLogger(), logging.getLogger("relevo")

@@ -21,7 +21,8 @@ from in_process_stack import until
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.event_loop import LoopTimers
-from relevo.build.serve import open_listener, plan_serving, serving
+from relevo.build.listening import open_listener
+from relevo.build.serve import plan_serving, serving
 from relevo.cli.child import StatusPipe
 from relevo.core.events import WireRefusal
 from relevo.gateway.metering.database import SqliteDatabase

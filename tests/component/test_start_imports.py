@@ -44,7 +44,8 @@ _FOR_COMPUTING = ("numpy", "relevo_native", "relevo.engine.ops.protocol", "relev
 _SUPERVISOR = """
 from relevo.cli.main import make_app
 make_app("serve")
-from relevo.build.serve import open_listener, plan_serving, serving
+from relevo.build.listening import open_listener
+from relevo.build.serve import plan_serving, serving
 from relevo.settings import Settings
 settings = Settings(topology="1p1d", cores=("0",), share_cores=True, num_kv_blocks=16, database_url="memory")
 with serving(settings, plan_serving(settings), open_listener("127.0.0.1", 0), print) as supervisor:

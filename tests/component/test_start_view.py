@@ -9,7 +9,7 @@ import pytest
 
 from relevo.build.serve import plan_serving
 from relevo.build.start_phases import StartPhases
-from relevo.cli.serve import StartView
+from relevo.cli.run_server import StartView
 from relevo.settings import Settings
 from relevo.telemetry import log
 from relevo.wire.status import Status

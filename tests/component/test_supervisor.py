@@ -6,6 +6,8 @@ import asyncio
 import errno
 import io
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,8 @@ import pytest
 from relevo.build.configs import GatewayConfig
 from relevo.cli import child
 from relevo.supervisor import ChildSpec, StartFailed, Supervisor
+from relevo.wire.child_process import python_command
+from relevo.wire.started_process import start_process
 from relevo.wire.status import Status
 
 
@@ -218,3 +222,50 @@ async def test_the_listening_socket_is_let_go_of_before_the_gateways_are_asked_t
         await supervisor.run()
     assert still_running == [True]
     assert processes[0].returncode == -15
+
+
+_READER = """
+import json, os, sys, time
+config = json.load(sys.stdin)
+os.write(config["status_fd"], json.dumps({"kind": "note", "epoch": config["epoch"]}).encode() + b"\\n")
+time.sleep(600)
+"""
+
+
+async def test_a_process_that_waits_becomes_the_first_child_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when what was started ahead is started twice, or told nothing, or stays when it is not needed."""
+    start, told, has_told = asyncio.create_subprocess_exec, [], asyncio.Event()
+
+    def on_status(name: str, status: Status) -> None:
+        told.append((name, status.epoch))
+        has_told.set()
+
+    async def start_reader(*_: Any, **options: Any) -> asyncio.subprocess.Process:
+        return await start(sys.executable, "-I", "-S", "-c", _READER, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_reader)
+    num_open = num_open_files()
+    needed, spare = await start_process("worker", ()), await start_process("gateway", ())
+    supervisor = with_worker("decode-0", 600.0)
+    supervisor.waiting, supervisor.on_status = [spare, needed], on_status
+    running = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(60.0):
+        await has_told.wait()
+        supervisor.stop()
+        await running
+        assert (needed.process.returncode, spare.process.returncode) == (-signal.SIGTERM, None)
+        await spare.end()
+        await spare.end()
+    assert spare.process.returncode == -signal.SIGKILL
+    assert told == [("decode-0", 1)]
+    assert num_open_files() == num_open
+
+
+def test_a_process_that_is_told_nothing_ends_without_a_word() -> None:
+    """Red when a server that cannot be planned leaves a traceback of the gateway that was to come."""
+    life_fd, other_end = os.pipe()
+    command = python_command("relevo.cli.child", "gateway", str(life_fd))
+    run = subprocess.run(command, stdin=subprocess.DEVNULL, pass_fds=(life_fd,), capture_output=True, check=False)
+    os.close(life_fd)
+    os.close(other_end)
+    assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")

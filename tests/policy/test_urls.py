@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from relevo.build.serve import bound_address, open_listener
+from relevo.build.listening import bound_address, open_listener
 from relevo.core.errors import SettingsError
 from relevo.core.urls import check_server_url, normalise_url, server_url, with_plain_zone
 

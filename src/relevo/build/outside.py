@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from relevo.build.serve import open_listener
+from relevo.build.listening import open_listener
 from relevo.core.errors import SettingsError
 
 _LOOK_S = 1.0  # arbitrary: how late a service manager may learn of it

@@ -12,7 +12,7 @@ import typer
 from relevo.bench.openvino.engine import EngineOptions, OpenVinoEngine
 from relevo.bench.openvino.server import CompletionServer
 from relevo.build.event_loop import run_until_complete
-from relevo.build.serve import bound_address, open_listener
+from relevo.build.listening import bound_address, open_listener
 from relevo.cli.bench_terminal import friendly, note
 from relevo.core.urls import server_url
 

@@ -11,6 +11,9 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import msgspec
 
@@ -29,6 +32,13 @@ _CONFIGS: dict[str, type[WorkerConfig | RankConfig | EngineConfig | NodeConfig |
     "node": NodeConfig,
     "gateway": GatewayConfig,
 }
+_RUNS = {
+    "worker": ("relevo.build.worker", "run_worker"),
+    "rank": ("relevo.build.rank", "run_rank"),
+    "engine": ("relevo.build.engine_process", "run_engine"),
+    "node": ("relevo.build.node", "run_node"),
+    "gateway": ("relevo.build.gateway", "run_gateway"),
+}
 
 
 def main() -> None:
@@ -37,32 +47,16 @@ def main() -> None:
     kind = sys.argv[1]
     end_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to end
+    run = _run_of(kind)  # its starter may still be deciding what it is to do
     text = sys.stdin.buffer.read()
+    if not text:
+        sys.exit()  # nothing: its starter has found out that no server can be started
     config = msgspec.json.decode(text, type=_CONFIGS[kind])
     report = StatusPipe(config.status_fd)
+    section = config.section if isinstance(config, WorkerConfig | EngineConfig) else ""
     try:
-        if isinstance(config, WorkerConfig):
-            from relevo.build.worker import run_worker  # imports what this process needs, not what others do
-
-            with about_model(config.section):
-                run_worker(config, report)
-        elif isinstance(config, RankConfig):
-            from relevo.build.rank import run_rank
-
-            run_rank(config, report)
-        elif isinstance(config, NodeConfig):
-            from relevo.build.node import run_node
-
-            run_node(config, report)
-        elif isinstance(config, EngineConfig):
-            from relevo.build.engine_process import run_engine
-
-            with about_model(config.section):
-                run_engine(config, report)
-        else:
-            from relevo.build.gateway import run_gateway
-
-            run_gateway(config, report)
+        with about_model(section):
+            run(config, report)
     except StartError as error:
         report(Status(kind="failed", message=error.message))
         sys.exit(EXIT_START_ERROR)
@@ -72,6 +66,21 @@ def main() -> None:
             raise
         report(Status(kind="failed", message=f"{kind} cannot be started ({found.reason}); {found.fix}"))
         sys.exit(EXIT_START_ERROR)
+
+
+def _run_of(kind: str) -> Callable[[Any, StatusPipe], None]:
+    """Imports what a process of this kind needs, not what others do. What fails of that fails when it is called, where
+    it can be reported."""
+    module, name = _RUNS[kind]
+    try:
+        run: Callable[[Any, StatusPipe], None] = getattr(import_module(module), name)
+    except Exception as error:
+        failure = error
+
+        def run(config: Any, report: StatusPipe) -> None:
+            raise failure
+
+    return run
 
 
 class StatusPipe:

@@ -9,7 +9,7 @@ import typer
 
 from relevo.build.configs import HttpConfig
 from relevo.build.edge import parse_regions, run_edge
-from relevo.build.serve import bound_address, open_listener
+from relevo.build.listening import bound_address, open_listener
 from relevo.build.tracing import check_tracing
 from relevo.core.urls import server_url
 from relevo.telemetry.log import configure, say

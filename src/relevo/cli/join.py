@@ -14,7 +14,7 @@ from relevo.build.serve import serving
 from relevo.build.start_phases import StartPhases
 from relevo.cli.options import make_settings
 from relevo.cli.quiet import Quiet
-from relevo.cli.serve import StartView, run_supervisor
+from relevo.cli.run_server import StartView, run_supervisor
 from relevo.core.errors import ProcessesKeepEnding, StartError
 from relevo.supervisor import StartFailed
 from relevo.telemetry.log import configure, say
