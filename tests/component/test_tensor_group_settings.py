@@ -14,12 +14,13 @@ import pytest
 from pydantic import ValidationError
 from test_backend_selection import MODEL, plan
 
+from relevo.build.backend import check_collectives_installed
 from relevo.build.cluster import cluster_facts, compute_of, node_facts
 from relevo.build.hardware import Hardware
 from relevo.build.join import _with_equal as with_equal
 from relevo.build.model import rank_share
 from relevo.build.resolve import TORCH_BYTES, WORKER_BYTES, ModelAsk, ModelPlan, resolve_model, worker_bytes
-from relevo.core.errors import SettingsError
+from relevo.core.errors import SettingsError, StartError
 from relevo.core.model import ModelConfig
 from relevo.engine.ranks.rank_cores import cores_of_rank
 from relevo.settings import Settings
@@ -177,6 +178,13 @@ def test_collectives_are_told_to_workers() -> None:
     ]
     over_devices = plan(2, **ranks, collectives="nccl", device="cpu")
     assert over_devices.workers[0].collectives == "nccl"
+
+
+def test_what_a_way_between_ranks_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_collectives_installed("shm")
+    with pytest.raises(StartError, match="--collectives gloo needs torch, which is not installed; run: pip install"):
+        check_collectives_installed("gloo")
 
 
 def test_an_unknown_way_between_ranks_names_the_known_ones() -> None:
