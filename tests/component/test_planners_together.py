@@ -138,12 +138,14 @@ class Heads:
 
 
 def test_a_cluster_names_the_heads_that_are_there() -> None:
-    """Red when a head that is gone, or a node, keeps a planner from planning."""
+    """Red when the head itself, one that is gone, or a node keeps a planner from planning."""
     cluster = GatewayCluster.__new__(GatewayCluster)
+    cluster._own_name = "a"
     assert cluster_heads(cluster, ()) == ()
     nodes = [
         NodeReport(name=name, role=role, state=state, epoch=1, since_unix_s=0.0)
         for name, role, state in (
+            ("a", "head", "joined"),
             ("b", "head", "joined"),
             ("c", "head", "unheard"),
             ("d", "head", "gone"),

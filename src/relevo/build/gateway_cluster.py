@@ -34,6 +34,7 @@ class GatewayCluster:
     """One per gateway process."""
 
     def __init__(self, config: GatewayConfig, identity: NodeIdentity) -> None:
+        self._own_name = config.node_name
         self._guard = StreamGuard(identity)
         mover = Mover(identity, self._guard)
         self.connect = connect_anywhere(identity, mover, f"{config.node_name}/{config.gateway_id}")
@@ -77,9 +78,10 @@ class GatewayCluster:
         return self._feed.ask(DrainRemote(node, for_good))
 
     def other_heads(self) -> tuple[str, ...]:
-        """That serve the same workers, as far as is known here."""
+        """That serve the same workers, as far as is known here; the own one is among the nodes, too."""
         known = self.members.nodes if self.members is not None else ()
-        return tuple(node.name for node in known if node.role == NodeRole.HEAD and node.state in _HERE)
+        heads = [node.name for node in known if node.role == NodeRole.HEAD and node.state in _HERE]
+        return tuple(name for name in heads if name != self._own_name)
 
     # ---- telemetry.metrics.ClusterCounts -----------------------------------------------------------------------------
 
