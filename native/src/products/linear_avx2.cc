@@ -46,6 +46,8 @@ struct Avx2Vectors {
     return _mm256_broadcast_ss(reinterpret_cast<const float*>(from));
   }
   static Vector add_products(Vector sum, Vector a, Vector b) { return _mm256_fmadd_ps(a, b, sum); }
+  static Vector times(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+  static Vector plus(Vector a, Vector b) { return _mm256_add_ps(a, b); }
 };
 
 struct Avx2 : Tiles<Avx2Vectors> {

@@ -161,18 +161,22 @@ struct Integers {
  private:
   template <int R, class Weights>
   static void add_step(const Weights& w, int step, const uint8_t* x, __m512i* sums) {
-    const __m512i first = kIsWide ? w.even(step) : w.bytes(step);
-    const __m512i second = kIsWide ? w.odd(step) : first;
+    if constexpr (kIsWide) {
+      add_pairs<R>(w.even(step), x + step * kStepBytes, sums);
+      add_pairs<R>(w.odd(step), x + step * kStepBytes + 4, sums);
+    } else {
+      const __m512i weights = w.bytes(step);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const uint8_t* input = x + (r * kSteps + step) * kStepBytes;
-      if constexpr (kIsWide) {
-        sums[r] = _mm512_dpwssd_epi32(sums[r], first, every_lane(input));
-        sums[r] = _mm512_dpwssd_epi32(sums[r], second, every_lane(input + 4));
-      } else {
-        sums[r] = _mm512_dpbusd_epi32(sums[r], first, every_lane(input));
-      }
+      for (int r = 0; r < R; ++r)
+        sums[r] = _mm512_dpbusd_epi32(sums[r], weights, every_lane(x + (r * kSteps + step) * kStepBytes));
     }
+  }
+
+  // All rows in turn, so that no product waits for the one before it.
+  template <int R>
+  static void add_pairs(__m512i weights, const uint8_t* x, __m512i* sums) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r] = _mm512_dpwssd_epi32(sums[r], weights, every_lane(x + r * kSteps * kStepBytes));
   }
 };
 

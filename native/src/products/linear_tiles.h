@@ -7,7 +7,8 @@
 //   prepare_block(x, k_left, rows, r, out): row r of a group of `rows`; only q8_channel's last block has fewer than
 //   kInputBlock values left
 //   Machine: kStretchBytes (expanded weights at a time), kInputsBytes (prepared inputs at a time) and
-//   add_tile<F, Weights, R>(w, x, blocks, sums [R][16]), which adds blocks to the accumulators of a tile
+//   add_tile<F, Weights, R>(w, x, blocks, sums [R][16]), which adds blocks to the accumulators of a tile, and
+//   whole_tile<F, R>(w, x, blocks, scales, output), which starts at zero and stores the outputs
 // and a table of them: Path::Floats<Format>, Path::Bytes<Format>, Path::Nibbles<Format>, Path::WideNibbles<Format>,
 // Path::kPath; Path::Fives<Format>, FourK, WideFourK, FiveK<Format> and SixK<Format> if Path::kHasUncommon, else
 // Path::kernels_of_uncommon(): the kernels of another path that multiply the uncommon formats for it.
@@ -24,6 +25,8 @@ namespace {
 
 constexpr int64_t kMostRowsPerPass = 512;
 constexpr size_t kPrefetchBytes = 1024;
+constexpr int64_t kFewTiles = 2;             // of rows: up to here weights are read once, as they are
+constexpr size_t kPanelsBytes = 96 * 1024;  // panels that stay in a second-level cache beside inputs; more bring nothing
 
 // Fetches what lies kPrefetchBytes further. Past the end of a weight that is harmless: it is not an access.
 inline void prefetch(const uint8_t* from, size_t bytes) {
@@ -40,25 +43,26 @@ const float* whole_block(const float* x, int64_t k_left, float (&filled)[kSize])
   return filled;
 }
 
-template <class F, class Weights>
-void add_tile_of(int64_t rows, const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
+// Calls `call` with the number of rows of a tile as a constant.
+template <class F, class Call>
+void with_rows(int64_t rows, const Call& call) {
   switch (rows) {
     case 1:
-      return F::Machine::template add_tile<F, Weights, 1>(w, x, blocks, sums);
+      return call(std::integral_constant<int, 1>());
     case 2:
-      return F::Machine::template add_tile<F, Weights, 2>(w, x, blocks, sums);
+      return call(std::integral_constant<int, 2>());
     case 3:
-      return F::Machine::template add_tile<F, Weights, 3>(w, x, blocks, sums);
+      return call(std::integral_constant<int, 3>());
     case 4:
-      return F::Machine::template add_tile<F, Weights, 4>(w, x, blocks, sums);
+      return call(std::integral_constant<int, 4>());
   }
   if constexpr (F::kGroup >= 6) {
-    if (rows == 5) return F::Machine::template add_tile<F, Weights, 5>(w, x, blocks, sums);
-    if (rows == 6) return F::Machine::template add_tile<F, Weights, 6>(w, x, blocks, sums);
+    if (rows == 5) return call(std::integral_constant<int, 5>());
+    if (rows == 6) return call(std::integral_constant<int, 6>());
   }
   if constexpr (F::kGroup >= 8) {
-    if (rows == 7) return F::Machine::template add_tile<F, Weights, 7>(w, x, blocks, sums);
-    if (rows == 8) return F::Machine::template add_tile<F, Weights, 8>(w, x, blocks, sums);
+    if (rows == 7) return call(std::integral_constant<int, 7>());
+    if (rows == 8) return call(std::integral_constant<int, 8>());
   }
 }
 
@@ -90,32 +94,56 @@ void store_rows(float* __restrict sums, const float* __restrict scales, const Ou
       std::memcpy(to + r * output.y_stride, sums + r * kPanelRows, static_cast<size_t>(count) * sizeof(float));
 }
 
+// A row of a panel's factors at the end, or null.
+template <class F>
+const uint8_t* scales_at_end(const Linear& w, int64_t panel) {
+  if (!F::kScalesAtEnd) return nullptr;
+  return w.packed + (panel + 1) * panel_bytes(F::kFormat, w.k) - kPanelRows * sizeof(float);
+}
+
 template <class F>
 void store_tile(const Linear& w, int64_t panel, float* sums, int64_t first_row, int64_t rows, const Output& output) {
   const int64_t first = panel * kPanelRows;
   float scales[kPanelRows];
-  if (F::kScalesAtEnd) {
-    const size_t bytes = panel_bytes(F::kFormat, w.k);
-    std::memcpy(scales, w.packed + (panel + 1) * bytes - sizeof scales, sizeof scales);
-  }
-  const float* scales_at_end = F::kScalesAtEnd ? scales : nullptr;
+  if (F::kScalesAtEnd) std::memcpy(scales, scales_at_end<F>(w, panel), sizeof scales);
+  const float* at_end = F::kScalesAtEnd ? scales : nullptr;
   if (w.n - first >= kPanelRows)
-    store_rows(sums, scales_at_end, output, first_row, rows, first, std::integral_constant<int64_t, kPanelRows>());
+    store_rows(sums, at_end, output, first_row, rows, first, std::integral_constant<int64_t, kPanelRows>());
   else
-    store_rows(sums, scales_at_end, output, first_row, rows, first, w.n - first);
+    store_rows(sums, at_end, output, first_row, rows, first, w.n - first);
 }
 
-// Rows whose outputs go to y as soon as a tile has them.
+// One tile, whose outputs go to y. A panel that is not short is stored from registers.
 template <class F>
-void multiply_tiles(const Linear& w, const uint8_t* inputs, int64_t first_row, int64_t end_row, int64_t panel,
-                    const Output& output) {
-  const int64_t blocks = num_blocks(F::kFormat, w.k);
+void multiply_tile(const Linear& w, const uint8_t* inputs, int64_t row, int64_t end_row, int64_t panel, const Output& output) {
+  using Weights = typename F::Packed;
+  const int64_t blocks = num_blocks(F::kFormat, w.k), first = panel * kPanelRows;
   const uint8_t* packed = w.packed + panel * panel_bytes(F::kFormat, w.k);
-  for (int64_t row = first_row; row < end_row; row += F::kGroup) {
-    const int64_t rows = end_row - row < F::kGroup ? end_row - row : F::kGroup;
-    float sums[F::kGroup * kPanelRows] = {};
-    add_tile_of<F, typename F::Packed>(rows, packed, inputs + row * blocks * F::kInputBlockBytes, blocks, sums);
-    store_tile<F>(w, panel, sums, row, rows, output);
+  const uint8_t* x = inputs + row * blocks * F::kInputBlockBytes;
+  with_rows<F>(end_row - row < F::kGroup ? end_row - row : F::kGroup, [&](auto rows) {
+    if (w.n - first >= kPanelRows) {
+      const Output tile{output.bias ? output.bias + first : nullptr, output.accumulate,
+                        output.y + row * output.y_stride + first, output.y_stride};
+      F::Machine::template whole_tile<F, rows()>(packed, x, blocks, scales_at_end<F>(w, panel), tile);
+    } else {
+      float sums[rows() * kPanelRows] = {};
+      F::Machine::template add_tile<F, Weights, rows()>(packed, x, blocks, sums);
+      store_tile<F>(w, panel, sums, row, rows(), output);
+    }
+  });
+}
+
+// Tiles of rows [first_row, end_row) and some panels. Few rows stay in the nearest cache while panels come from memory; of
+// more, a tile's inputs stay there while it passes panels that lie in the next one.
+template <class F>
+void multiply_tiles(const Linear& w, const uint8_t* inputs, int64_t first_row, int64_t end_row, int64_t first_panel,
+                    int64_t end_panel, const Output& output) {
+  const int64_t fitting = static_cast<int64_t>(kPanelsBytes / panel_bytes(F::kFormat, w.k));
+  const int64_t step = end_row - first_row <= kFewTiles * F::kGroup || fitting < 1 ? 1 : fitting;
+  for (int64_t begin = first_panel; begin < end_panel; begin += step) {
+    const int64_t end = end_panel - begin < step ? end_panel : begin + step;
+    for (int64_t row = first_row; row < end_row; row += F::kGroup)
+      for (int64_t panel = begin; panel < end; ++panel) multiply_tile<F>(w, inputs, row, end_row, panel, output);
   }
 }
 
@@ -127,27 +155,27 @@ int64_t rows_per_pass(int64_t blocks) {
   return fitting < least ? least : fitting > most ? most : fitting;
 }
 
+// Rows of a panel whose weights are expanded once for all of them.
 template <class F>
 void multiply_panel(const Linear& w, const uint8_t* inputs, int64_t first_row, int64_t end_row, int64_t panel,
                     const Output& output) {
-  using Weights = typename std::conditional<F::kExpands, typename F::Expanded, typename F::Packed>::type;
+  using Weights = typename F::Expanded;
   constexpr int64_t kStretch = F::Machine::kStretchBytes / Weights::kBytes;
   const int64_t blocks = num_blocks(F::kFormat, w.k);
   const uint8_t* packed = w.packed + panel * panel_bytes(F::kFormat, w.k);
-  alignas(64) uint8_t expanded[F::kExpands ? kStretch * Weights::kBytes : 1];
+  alignas(64) uint8_t expanded[kStretch * Weights::kBytes];
   alignas(64) float sums[kMostRowsPerPass * kPanelRows];
   std::memset(sums, 0, (end_row - first_row) * kPanelRows * sizeof(float));
   for (int64_t first = 0; first < blocks; first += kStretch) {
     const int64_t count = blocks - first < kStretch ? blocks - first : kStretch;
     const uint8_t* weights = packed + first * F::Packed::kBytes;
-    if constexpr (F::kExpands) {
-      for (int64_t b = 0; b < count; ++b) F::expand(weights + b * F::Packed::kBytes, expanded + b * Weights::kBytes);
-      weights = expanded;
-    }
+    for (int64_t b = 0; b < count; ++b) F::expand(weights + b * F::Packed::kBytes, expanded + b * Weights::kBytes);
     for (int64_t row = first_row; row < end_row; row += F::kGroup) {
-      const int64_t rows = end_row - row < F::kGroup ? end_row - row : F::kGroup;
-      const uint8_t* x = inputs + (row * blocks + first * rows) * F::kInputBlockBytes;
-      add_tile_of<F, Weights>(rows, weights, x, count, sums + (row - first_row) * kPanelRows);
+      float* of_rows = sums + (row - first_row) * kPanelRows;
+      with_rows<F>(end_row - row < F::kGroup ? end_row - row : F::kGroup, [&](auto rows) {
+        const uint8_t* x = inputs + (row * blocks + first * rows()) * F::kInputBlockBytes;
+        F::Machine::template add_tile<F, Weights, rows()>(expanded, x, count, of_rows);
+      });
     }
   }
   store_tile<F>(w, panel, sums, first_row, end_row - first_row, output);
@@ -156,18 +184,16 @@ void multiply_panel(const Linear& w, const uint8_t* inputs, int64_t first_row, i
 template <class F>
 void multiply_format(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
                      const Output& output) {
-  const int64_t blocks = num_blocks(F::kFormat, w.k);
-  const bool stays = !F::kExpands && blocks * F::Packed::kBytes <= F::Machine::kStretchBytes;
-  const bool is_few = m <= 2 * F::kGroup;
-  const int64_t step = is_few ? m : rows_per_pass<F>(blocks);
-  for (int64_t row = 0; row < m; row += step)
-    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
-      const int64_t end_row = m - row < step ? m : row + step;
-      if (is_few || stays)
-        multiply_tiles<F>(w, inputs, row, end_row, panel, output);
-      else
+  const bool is_few = m <= kFewTiles * F::kGroup;
+  const int64_t step = is_few ? m : rows_per_pass<F>(num_blocks(F::kFormat, w.k));
+  for (int64_t row = 0; row < m; row += step) {
+    const int64_t end_row = m - row < step ? m : row + step;
+    if constexpr (F::kExpands) {
+      for (int64_t panel = first_panel; !is_few && panel < end_panel; ++panel)
         multiply_panel<F>(w, inputs, row, end_row, panel, output);
     }
+    if (is_few || !F::kExpands) multiply_tiles<F>(w, inputs, row, end_row, first_panel, end_panel, output);
+  }
 }
 
 template <class F>

@@ -5,7 +5,7 @@
 //   load_floats, load_halves, load_bfloats(from): a Vector of float32, float16, bfloat16
 //   store_floats(to, Vector)
 //   every_lane_float(from): the float32 at `from` in every lane
-//   add_products(sum, a, b): sum + a * b, rounded once
+//   add_products(sum, a, b): sum + a * b, rounded once; times(a, b), plus(a, b)
 // and its machine, a Tiles<Vectors>, adds to what linear_tiles.h asks for
 //   kFloatGroup: input rows of a tile of floats
 //   kExpandsFloats: whether many rows share weights of 16 bits that were widened once
@@ -29,22 +29,45 @@ struct Tiles : Vectors {
   // Its own function, so that the compiler gives the accumulators the registers.
   template <class F, class Weights, int R>
   __attribute__((noinline)) static void add_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
-    uint8_t* at = reinterpret_cast<uint8_t*>(sums);
     Vector acc[R][kVectors];
+    each<R>(sums, kPanelRows, [&](int r, int v, uint8_t* at) { acc[r][v] = Vectors::load_floats(at); });
+    add_blocks<F, Weights, R>(w, x, blocks, acc);
+    each<R>(sums, kPanelRows, [&](int r, int v, uint8_t* at) { Vectors::store_floats(at, acc[r][v]); });
+  }
+
+  // The same from zero, to where outputs belong: `to` is of this tile. `scales` of a panel or null.
+  template <class F, int R>
+  __attribute__((noinline)) static void whole_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, const uint8_t* scales,
+                                                   const Output& to) {
+    Vector acc[R][kVectors] = {};
+    add_blocks<F, typename F::Packed, R>(w, x, blocks, acc);
+    const uint8_t* bias = reinterpret_cast<const uint8_t*>(to.bias);
+    each<R>(to.y, to.y_stride, [&](int r, int v, uint8_t* at) {
+      if (scales) acc[r][v] = Vectors::times(acc[r][v], Vectors::load_floats(scales + v * kVectorBytes));
+      if (bias) acc[r][v] = Vectors::plus(acc[r][v], Vectors::load_floats(bias + v * kVectorBytes));
+      if (to.accumulate) acc[r][v] = Vectors::plus(Vectors::load_floats(at), acc[r][v]);
+      Vectors::store_floats(at, acc[r][v]);
+    });
+  }
+
+ private:
+  // Calls body(r, v, at) for each vector of R rows of floats, `stride` apart.
+  template <int R, class Body>
+  static void each(float* rows, int64_t stride, const Body& body) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = Vectors::load_floats(at + (r * kVectors + v) * kVectorBytes);
+      for (int v = 0; v < kVectors; ++v) body(r, v, reinterpret_cast<uint8_t*>(rows + r * stride) + v * kVectorBytes);
+  }
+
+  template <class F, class Weights, int R>
+  static void add_blocks(const uint8_t* w, const uint8_t* x, int64_t blocks, Vector (*acc)[kVectors]) {
     for (int64_t b = 0; b < blocks; ++b) {
       if (Weights::kPrefetch) prefetch(w, Weights::kBytes);
       F::template add_block<Weights, R>(w, x, acc);
       w += Weights::kBytes;
       x += R * F::kInputBlockBytes;
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) Vectors::store_floats(at + (r * kVectors + v) * kVectorBytes, acc[r][v]);
   }
 };
 

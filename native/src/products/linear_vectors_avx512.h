@@ -29,6 +29,8 @@ struct Avx512Vectors {
     return _mm512_set1_ps(value);
   }
   static Vector add_products(Vector sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
+  static Vector times(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+  static Vector plus(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 };
 
 }  // namespace

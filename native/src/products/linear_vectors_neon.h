@@ -29,6 +29,8 @@ struct NeonVectors {
     return vdupq_n_f32(value);
   }
   static Vector add_products(Vector sum, Vector a, Vector b) { return vfmaq_f32(sum, a, b); }
+  static Vector times(Vector a, Vector b) { return vmulq_f32(a, b); }
+  static Vector plus(Vector a, Vector b) { return vaddq_f32(a, b); }
 };
 
 struct Neon : Tiles<NeonVectors> {
