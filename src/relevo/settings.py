@@ -321,9 +321,7 @@ class Settings(BaseModel):
     num_redundant_experts: int = Field(
         0, ge=0, description="With expert_load: copies of the hottest experts of each layer, over all its processes."
     )
-    collectives: Literal["shm", "gloo", "nccl"] = Field(
-        "shm", description="What processes of a worker exchange arrays over: shared memory, or torch's process groups."
-    )
+    collectives: Literal["shm", "gloo", "nccl"] = Field("shm", description="How ranks of a worker exchange arrays.")
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     decode_block_size: int | None = Field(None, ge=1, le=256, description="Of decode workers; over kv_transport tcp.")
     kv_cache_memory_bytes: Bytes = Field(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,8 +88,12 @@ class Stack:
         return int(self.get("/v1/usage?group_by=model")["total"]["cached_tokens"])
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the workers, by id, from what the workers say of themselves."""
-        return {worker["worker_id"]: worker["pid"] for worker in self.get("/ready")["workers"]}
+        """Process ids of the workers, by id, from what the workers say of themselves, whether any is ready or not."""
+        try:
+            said = self.get("/ready")
+        except urllib.error.HTTPError as error:
+            said = json.load(error)
+        return {worker["worker_id"]: worker["pid"] for worker in said["workers"]}
 
     def wait_ready(self, deadline_s: float = START_S) -> None:
         deadline = time.monotonic() + deadline_s

@@ -52,18 +52,18 @@ def group_size(
 
 def collectives_of(settings: Settings, group_size: int | None, num_cuda_devices: int) -> str:
     """`group_size`: of a stage. Raises SettingsError if the ranks cannot exchange arrays so, or if there are none."""
-    asked, num_ranks = settings.collectives, settings.pipeline_parallel_size * (group_size or 1)
-    if asked != "shm" and num_ranks == 1:
+    collectives, num_ranks = settings.collectives, settings.pipeline_parallel_size * (group_size or 1)
+    if collectives != "shm" and num_ranks == 1:
         raise SettingsError(
-            f"--collectives {asked} is how ranks of a worker exchange arrays, and here a worker has one; ask for more "
-            "with --tensor-parallel-size or --pipeline-parallel-size, or leave it out"
+            f"--collectives {collectives} is how ranks of a worker exchange arrays, and here a worker has one; ask for "
+            "more with --tensor-parallel-size or --pipeline-parallel-size, or leave it out"
         )
-    if asked == "nccl" and num_cuda_devices < num_ranks:
+    if collectives == "nccl" and num_cuda_devices < num_ranks:
         raise SettingsError(
             f"--collectives nccl needs a CUDA device for each of {num_ranks} ranks, and torch finds "
             f"{num_cuda_devices or 'none'} here; use gloo, or leave it out"
         )
-    return asked
+    return collectives
 
 
 def whole_everywhere(model: ModelConfig) -> int:
