@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,7 +20,8 @@ from relevo.core.role import Role, parse_role
 from relevo.orchestrator.ports import WorkerStatus
 from relevo.planner.not_simulated import NotSimulated
 from relevo.planner.together import Telling, Together, encode
-from relevo.planner.window import DemandWindow, Window
+from relevo.planner.told_decisions import ToldDecisions
+from relevo.planner.window import DemandWindow, Window, what_is_unknown
 from relevo.planner.worker_number import WorkerNumber
 from relevo.policy.scaling.demand import Demand, has_gone
 from relevo.policy.scaling.mode_outlook import ModeOutlook
@@ -30,7 +31,6 @@ from relevo.policy.scaling.role_planner import PlanDecision, PlanVerdict, RolePl
 
 log = logging.getLogger("relevo.planner")
 
-_KEPT = 100  # decisions, those that hold for the reason of the one before left out
 _ACTS = (PlanVerdict.START, PlanVerdict.CHANGE, PlanVerdict.UNDO)
 _LOOK_S = 0.25  # while workers start. Arbitrary
 
@@ -77,7 +77,7 @@ class RolePlanning:
     number: WorkerNumber | None = None  # of workers; None: it is not planned
     history: History | None = None  # that it starts from
     only_begins: bool = False  # and does nothing after that
-    _told: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _told: ToldDecisions = field(default_factory=ToldDecisions)
     mode_now: str = ""  # of the workers, as of the last tick; empty: there was none
     _last: PlanDecision | None = None
 
@@ -200,7 +200,7 @@ class RolePlanning:
         return Seen(
             now_s=now_s,
             mode=self._mode_of(there, modes),
-            unknown=self._unheard() or _unknown(there, window),
+            unknown=self._unheard() or what_is_unknown(len(there) > 0, window),
             away=tuple(worker.worker_id for worker in workers if not worker.ready),
             num_requests=window.num_requests,
             demand=window.demand,
@@ -222,11 +222,8 @@ class RolePlanning:
         self.mode_now = seen.mode.name if self.is_dry else decision.mode.name
         is_news = self._last is None or (decision.verdict, decision.mode) != (self._last.verdict, self._last.mode)
         self._last = decision
-        if not (is_news or decision.verdict in _ACTS):
-            if self._told:
-                self._told[-1] = self._record(decision, window)
+        if not self._told.add(self._record(decision, window), is_news=is_news or decision.verdict in _ACTS):
             return
-        self._told.append(self._record(decision, window))
         dry = "would " if self.is_dry and decision.verdict in _ACTS else ""
         log.info("%s: %s%s, mode %s: %s", self.model, dry, decision.verdict, decision.mode, decision.reason)
 
@@ -260,17 +257,8 @@ class RolePlanning:
             "num_changes": self.planner.num_changes,
             "num_decisions": dict(self.num_decisions),
             "workers": self.number.plan() if self.number is not None else None,
-            "decisions": list(reversed(self._told)),
+            "decisions": self._told.newest_first(),
         }
-
-
-def _unknown(there: Sequence[WorkerStatus], window: Window) -> str:
-    """What is missing to plan by. A worker that is away is known: it is planned for those that are there."""
-    if not there:
-        return "no worker is ready"
-    if window.num_requests and window.demand is None:
-        return f"no answer of {window.num_requests} requests has ended, so nothing is known of their lengths"
-    return ""
 
 
 def _machines(workers: Sequence[WorkerStatus]) -> dict[str, list[WorkerId]]:

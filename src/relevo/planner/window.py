@@ -42,6 +42,15 @@ class Window:
     num_kinds: int = 0  # that traffic has had before this one, as far as was seen
 
 
+def what_is_unknown(has_workers: bool, window: Window) -> str:
+    """What is missing to plan by. Empty: nothing."""
+    if not has_workers:
+        return "no worker is ready"
+    if window.num_requests and window.demand is None:
+        return f"no answer of {window.num_requests} requests has ended, so nothing is known of their lengths"
+    return ""
+
+
 class DemandWindow:
     """Implements orchestrator.ports.TokenGenerator."""
 

@@ -2,20 +2,21 @@
 
 Owns the order of these calls, the answer of the simulator that still holds, and the last decisions, for the log,
 /metrics and /v1/plan. What is enough is decided in `policy.scaling.worker_count`; who brings workers is a cluster that
-reads the number, or a `Scaler`.
+reads the number.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from relevo.orchestrator.ports import WorkerStatus
 from relevo.planner.not_simulated import NotSimulated
-from relevo.planner.window import Window
+from relevo.planner.told_decisions import ToldDecisions
+from relevo.planner.window import Window, what_is_unknown
 from relevo.policy.scaling.answer_pool import KEPT_S
 from relevo.policy.scaling.demand import Demand, is_alike
 from relevo.policy.scaling.enough_workers import CountLimits
@@ -25,24 +26,10 @@ from relevo.policy.scaling.worker_count import CountDecision, CountPlanner, Coun
 
 log = logging.getLogger("relevo.planner")
 
-_KEPT = 100  # decisions, those that hold for the reason of the one before left out
 _CHANGES = (CountVerdict.MORE, CountVerdict.FEWER, CountVerdict.GIVE_UP)
 
 
 AskNumbers = Callable[[CountSeen, Demand, Sequence[WorkerStatus]], Awaitable[Mapping[int, ModeOutlook]]]
-
-
-class Scaler(Protocol):
-    """Brings workers, and takes them away."""
-
-    def tick(self, wanted: int, reason: str, workers: Sequence[WorkerStatus], now_s: float) -> None:
-        """Called with every tick; does not wait."""
-        ...
-
-    @property
-    def num_commands(self) -> Mapping[str, int]: ...  # by outcome
-
-    def plan(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +42,7 @@ class _Answer:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerNumber:
-    """`ask`: what numbers of workers would make of a demand; raises NotSimulated. `scaler`: None where the number is
-    only said, as it is in a dry run."""
+    """`ask`: what numbers of workers would make of a demand; raises NotSimulated."""
 
     model: str
     planner: CountPlanner
@@ -64,11 +50,10 @@ class WorkerNumber:
     wanted: WantedWorkers
     ask: AskNumbers
     unix_s: Callable[[], float]
-    scaler: Scaler | None = None
     num_decisions: Counter[str] = field(default_factory=Counter)  # by verdict
     _last: CountDecision | None = None
     _answer: _Answer | None = None
-    _told: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _told: ToldDecisions = field(default_factory=ToldDecisions)
 
     @property
     def number(self) -> int | None:
@@ -86,15 +71,15 @@ class WorkerNumber:
         if self.wanted.number is None:
             return None
         if by_hand:
-            return self._carry_out(self._same(CountVerdict.ADOPT, by_hand), workers, now_s)
+            return self._carry_out(self._same(CountVerdict.ADOPT, by_hand), now_s)
         seen = self._seen(window, num_waiting, now_s, unheard)
         found = self.planner.question(seen)
         if held_s := self.wanted.held_for_s(now_s):
             reason = f"{held_s:.0f} s until the next change, after the one by hand"
-            return self._carry_out(self._same(CountVerdict.HOLD, reason), workers, now_s)
+            return self._carry_out(self._same(CountVerdict.HOLD, reason), now_s)
         if isinstance(found, Demand):
             found = await self._decide(seen, found, [worker for worker in staying if worker.ready], window.span_s)
-        return self._carry_out(found, workers, now_s)
+        return self._carry_out(found, now_s)
 
     def stand_back(self) -> None:
         """Another gateway decides."""
@@ -103,18 +88,14 @@ class WorkerNumber:
 
     def _seen(self, window: Window, num_waiting: int, now_s: float, unheard: str) -> CountSeen:
         wanted = self.wanted
-        unknown = unheard
-        if not unknown and not wanted.num_there and wanted.num_coming:
-            unknown = "no worker is ready"
-        if not unknown and window.num_requests and window.demand is None:
-            unknown = f"no answer of {window.num_requests} requests has ended, so nothing is known of their lengths"
         has_workers = wanted.num_there > 0
+        has_any = has_workers or wanted.num_coming > 0
         return CountSeen(
             now_s=now_s,
             num_there=wanted.num_there,
             num_coming=wanted.num_coming,
             start_s=wanted.expected_start_s,
-            unknown=unknown if has_workers or wanted.num_coming else unheard,
+            unknown=unheard or (what_is_unknown(has_workers, window) if has_any else ""),
             num_requests=window.num_requests,
             num_waiting=0 if has_workers else num_waiting,
             demand=window.demand if has_workers else None,
@@ -136,12 +117,10 @@ class WorkerNumber:
     def _same(self, verdict: CountVerdict, reason: str) -> CountDecision:
         return CountDecision(verdict=verdict, num_workers=self.wanted.number or 0, reason=reason)
 
-    def _carry_out(self, found: CountDecision, workers: Sequence[WorkerStatus], now_s: float) -> CountDecision:
+    def _carry_out(self, found: CountDecision, now_s: float) -> CountDecision:
         if found.verdict in _CHANGES:
             self.wanted.decided(found, now_s)
         self._tell(found)
-        if self.scaler is not None and self.wanted.number is not None:
-            self.scaler.tick(self.wanted.number, found.reason, workers, now_s)
         return found
 
     def _tell(self, found: CountDecision) -> None:
@@ -155,11 +134,8 @@ class WorkerNumber:
             "reason": found.reason,
         }
         is_news = last is None or (found.verdict, found.num_workers) != (last.verdict, last.num_workers)
-        if not is_news and found.verdict not in _CHANGES and self._told:
-            self._told[-1] = row
-            return
-        self._told.append(row)
-        log.info("%s: %s, %s workers wanted: %s", self.model, found.verdict, self.wanted.number, found.reason)
+        if self._told.add(row, is_news=is_news or found.verdict in _CHANGES):
+            log.info("%s: %s, %s workers wanted: %s", self.model, found.verdict, self.wanted.number, found.reason)
 
     def plan(self) -> dict[str, Any]:
         """For /v1/plan: the number, and the decisions that brought something new, newest first."""
@@ -173,6 +149,5 @@ class WorkerNumber:
             "spare": limits.spare,
             "start_s": self.wanted.expected_start_s,
             "num_decisions": dict(self.num_decisions),
-            "commands": self.scaler.plan() if self.scaler is not None else None,
-            "decisions": list(reversed(self._told)),
+            "decisions": self._told.newest_first(),
         }
