@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from tiny_decoders import BLOCK_SIZE, VOCAB, prompt, row, small_layout
+from tiny_decoders import BLOCK_SIZE, TINY_LATENT, VOCAB, hf_model, prompt, row, small_layout
 
+from kept_folders import kept_folder
 from relevo.core.events import ExpertLoads
 from relevo.core.kv import KVLayout
+from relevo.core.model import ExpertRanks
 from relevo.core.plan import ScheduledRow
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
+from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import spec_of
-from relevo.engine.models.slices import ExpertRanks, Share, share_of
+from relevo.engine.models.slices import Share, share_of
 from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import Ops
 from relevo.engine.ops.ranks import RankSums
@@ -23,7 +27,23 @@ from relevo.engine.ops.torch.ops import TorchOps
 
 NUM_BLOCKS = 16
 LONGEST_WAIT_S = 120
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}  # fewer KV heads than slices
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}
+LATENT = {
+    **TINY_LATENT,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 16,
+    "moe_intermediate_size": 48,
+}
 Step = Sequence[ScheduledRow]
+
+
+def saved_files(family: str, changes: dict[str, Any]) -> ModelFiles:
+    """Of a tiny random model, in a folder that is kept until the tests end."""
+    folder = kept_folder("groups")
+    hf_model(family, **changes).save_pretrained(folder)
+    return load_model_files(str(folder))
 
 
 class ThreadSums:

@@ -12,41 +12,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensor_groups import NUM_BLOCKS, Outcome, Step, ThreadSums, computed, mixed_steps
-from tiny_decoders import BLOCK_SIZE, LOCAL, TINY_LATENT, hf_model, prompt, row
+from tensor_groups import (
+    EXPERTS,
+    HEADS,
+    LATENT,
+    NUM_BLOCKS,
+    Outcome,
+    Step,
+    ThreadSums,
+    computed,
+    mixed_steps,
+    saved_files,
+)
+from tiny_decoders import BLOCK_SIZE, LOCAL, prompt, row
 
-from kept_folders import kept_folder
 from relevo.core.errors import UnsupportedModel
+from relevo.core.model import ExpertRanks
 from relevo.engine.loaders.model_files import ModelFiles
-from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import spec_of
-from relevo.engine.models.slices import ExpertRanks, share_of
+from relevo.engine.models.slices import share_of
 from relevo.engine.ops.native.ops import NativeOps
 from relevo.policy.perf.expert_placement import in_order, place_experts
 
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("mixtral", {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}),
-    "deepseek": (
-        "deepseek_v3",
-        {
-            **TINY_LATENT,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "n_routed_experts": 16,
-            "moe_intermediate_size": 48,
-        },
-    ),
+    "mixtral": ("mixtral", {**HEADS, **EXPERTS}),
+    "deepseek": ("deepseek_v3", LATENT),
     "gpt-oss": ("gpt_oss", {**LOCAL["gpt_oss"], **HEADS, "num_local_experts": 8}),  # with biases
 }
 
 
 @cache
 def files_of(case: str) -> ModelFiles:
-    folder = kept_folder("placed")
-    family, changes = CASES[case]
-    hf_model(family, **changes).save_pretrained(folder)
-    return load_model_files(str(folder))
+    return saved_files(*CASES[case])
 
 
 @cache

@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from stage_threads import pipeline
-from tensor_groups import mixed_steps
-from tiny_decoders import BLOCK_SIZE, TINY_LATENT, VOCAB, hf_model, row, small_layout
+from tensor_groups import EXPERTS, HEADS, LATENT, mixed_steps, saved_files
+from tiny_decoders import BLOCK_SIZE, VOCAB, row, small_layout
 
-from kept_folders import kept_folder
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
-from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.ranks import rank_group
 from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.pairwise import PairwiseCollectives, tree_sum
@@ -30,29 +28,17 @@ from relevo.engine.ranks.ranked_model import RankedModel, StepFailed
 from relevo.engine.ranks.step_messages import StageFailed
 
 NUM_BLOCKS, WAIT_S = 16, 60.0
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 3}
+THREE = {**HEADS, "num_hidden_layers": 3}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", HEADS),
-    "mixtral": ("mixtral", {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}),
-    "deepseek": (
-        "deepseek_v3",
-        {
-            **TINY_LATENT,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "n_routed_experts": 16,
-            "moe_intermediate_size": 48,
-        },
-    ),
+    "llama": ("llama", THREE),
+    "mixtral": ("mixtral", {**THREE, **EXPERTS}),
+    "deepseek": ("deepseek_v3", LATENT),
 }
 
 
 @cache
 def files_of(case: str) -> ModelFiles:
-    folder = kept_folder("groups")
-    family, changes = CASES[case]
-    hf_model(family, **changes).save_pretrained(folder)
-    return load_model_files(str(folder))
+    return saved_files(*CASES[case])
 
 
 def memory_of(files: ModelFiles) -> bytearray:

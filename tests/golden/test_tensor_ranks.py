@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from relevo_native import _native
-from tensor_groups import Outcome, ThreadSums, computed, make_rank, mixed_steps
-from tiny_decoders import BACKENDS, BLOCK_SIZE, LOCAL, TINY_LATENT, hf_model, small_layout, write_gguf
+from tensor_groups import EXPERTS, HEADS, LATENT, Outcome, ThreadSums, computed, make_rank, mixed_steps, saved_files
+from tiny_decoders import BACKENDS, BLOCK_SIZE, LOCAL, hf_model, small_layout, write_gguf
 
-from kept_folders import kept_folder
 from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.inputs import pack_rows
@@ -34,16 +33,7 @@ from relevo.engine.ops.protocol import HostTensor
 if not hasattr(_native.Program, "exchange"):
     pytest.skip("relevo-native is older than its sources here; run `make native`", allow_module_level=True)
 
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}  # fewer KV heads than slices
-EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}
 SHARED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "first_k_dense_replace": 1}
-LATENT = {
-    **TINY_LATENT,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "n_routed_experts": 16,
-    "moe_intermediate_size": 48,
-}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**HEADS, "attention_bias": True, "mlp_bias": True}),
     "qwen3": ("qwen3", {**HEADS, "num_key_value_heads": 8}),
@@ -62,10 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def files_of(case: str) -> ModelFiles:
-    folder = kept_folder("tensor")
-    family, changes = CASES[case]
-    hf_model(family, **changes).save_pretrained(folder)
-    return load_model_files(str(folder))
+    return saved_files(*CASES[case])
 
 
 @cache

@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 
 from relevo.core.cluster import ClusterFacts, NodeFacts
+from relevo.core.model import ExpertRanks
 from relevo.engines.spec import EngineSpec
 from relevo.policy.worker.table_rules import TableRule
-
-ExpertRanks = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from relevo.build.configs import ExpertRanks, WorkerConfig
+from relevo.build.configs import WorkerConfig
 from relevo.build.expert_loads import Loads, read_expert_loads
 from relevo.core.errors import SettingsError
-from relevo.core.model import ModelConfig
+from relevo.core.model import ExpertRanks, ModelConfig
 from relevo.policy.perf.expert_placement import check_copies, expert_waits, in_order, place_experts
 
 if TYPE_CHECKING:  # a worker reads none

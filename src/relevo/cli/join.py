@@ -14,9 +14,7 @@ from relevo.build.serve import serving
 from relevo.build.start_phases import StartPhases
 from relevo.cli.options import make_settings
 from relevo.cli.quiet import Quiet
-from relevo.cli.run_server import StartView, run_supervisor
-from relevo.core.errors import ProcessesKeepEnding, StartError
-from relevo.supervisor import StartFailed
+from relevo.cli.run_server import StartView, supervise
 from relevo.telemetry.log import configure, say
 from relevo.telemetry.progress import be_quiet
 
@@ -123,12 +121,8 @@ def join(
     with serving(settings, plan, None, view.on_status, part) as supervisor:
         view.show_plan()
         say(f"node {part.name}: control port {part.listen}, others reach it at {part.control}")
-        try:
-            asyncio.run(run_supervisor(supervisor, view.start(), probed))
-        except StartFailed as failure:
-            raise (ProcessesKeepEnding if failure.may_mend else StartError)(str(failure)) from failure
-        finally:
-            view.close()
+        with asyncio.Runner() as loop:
+            supervise(loop, supervisor, view, probed)
     if supervisor.stop_reason:
         raise JoinRefused(supervisor.stop_reason)
 

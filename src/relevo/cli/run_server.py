@@ -47,15 +47,20 @@ def run_server(
     with serving(settings, plan, listener, view.on_status, part) as supervisor:
         supervisor.waiting = waiting
         view.show_plan()
-        try:
-            loop.run(run_supervisor(supervisor, view.start(), probed))
-        except StartFailed as failure:
-            raise (ProcessesKeepEnding if failure.may_mend else StartError)(str(failure)) from failure
-        finally:
-            view.close()
+        supervise(loop, supervisor, view, probed)
 
 
-async def run_supervisor(supervisor: Supervisor, progress: Progress, probed: socket.socket | None) -> None:
+def supervise(loop: asyncio.Runner, supervisor: Supervisor, view: StartView, probed: socket.socket | None) -> None:
+    """Until it is stopped. Raises StartError, ProcessesKeepEnding."""
+    try:
+        loop.run(_run(supervisor, view.start(), probed))
+    except StartFailed as failure:
+        raise (ProcessesKeepEnding if failure.may_mend else StartError)(str(failure)) from failure
+    finally:
+        view.close()
+
+
+async def _run(supervisor: Supervisor, progress: Progress, probed: socket.socket | None) -> None:
     async with ticking(progress), told_outside(supervisor, probed):
         await supervisor.run()
 

@@ -110,9 +110,7 @@ class ExpertLoads:
 
     layers: tuple[int, ...] = ()  # places in the model; of a worker of several stages, those of its last one
     tokens: tuple[tuple[int, ...], ...] = ()  # of each of these, by expert
-    ranks: tuple[
-        tuple[int, ...], ...
-    ] = ()  # by the rank that computed them, a token once per expert; empty: it has parts
+    ranks: tuple[tuple[int, ...], ...] = ()  # by who computed them, a token once per expert; empty: ranks have parts
 
 
 NO_EXPERTS = ExpertLoads()

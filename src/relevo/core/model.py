@@ -52,12 +52,16 @@ class Routing:
     group_sum_of: int = 2  # of how many of a group's experts, the best ones
 
 
+RanksOfExperts = tuple[tuple[int, ...], ...]  # of a layer, by expert: the ranks that have it, ascending
+ExpertRanks = tuple[RanksOfExperts, ...]  # by layer with experts
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertPlaces:
     """Of a layer whose experts lie whole on ranks, as one slice of a rank sees it. A rank sums its slices' experts,
     whichever ranks compute them; all slices are of equally many, in order."""
 
-    ranks: tuple[tuple[int, ...], ...]  # by expert: those that have it, ascending
+    ranks: RanksOfExperts
     rank: int
     num_ranks: int
     num_slices: int  # of each rank; 0: another slice of this one stands for all of them
@@ -87,9 +91,7 @@ class ExpertsConfig:
     has_biases: bool = False
     block: str = "mlp"  # what checkpoints call it, and its parts:
     projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two: gate and up are one matrix
-    places: tuple[
-        ExpertPlaces, ...
-    ] = ()  # by layer, of a slice with whole experts; empty: it has all, or a part of all
+    places: tuple[ExpertPlaces, ...] = ()  # by layer, of a slice with whole experts; empty: all are here, or parts
     is_interleaved: bool = False  # rows of that one alternate between gate and up
     stacked_gate_up: str = (
         ""  # checkpoints may have this of all, [E, 2 * I, hidden], and beside it all downs; empty: none

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from relevo.core.errors import SettingsError, UnsupportedModel
-from relevo.core.model import ExpertPlaces, ExpertsConfig, GatedDelta, ModelConfig
+from relevo.core.model import ExpertPlaces, ExpertRanks, ExpertsConfig, GatedDelta, ModelConfig
+from relevo.policy.perf.expert_placement import in_order
 
-ExpertRanks = tuple[tuple[tuple[int, ...], ...], ...]  # by layer with experts and by expert: who has it, ascending
 SIZES = (1, 2, 4, 8)  # of a tensor group; the last one is also how many slices a model has at most
 
 
@@ -79,7 +79,7 @@ class Share:
         shared, count = experts.shared_size // self.num_slices, self.num_slices
         if self.whole_experts:
             each = count // self.size
-            ranks = self.expert_ranks or len(experts.layers) * (_in_order(experts.num_experts, self.size),)
+            ranks = self.expert_ranks or len(experts.layers) * (in_order(experts.num_experts, self.size).ranks,)
             num_slices = 0 if number % each else each  # the rank's first slice has what the rank has
             places = tuple(ExpertPlaces(layer, self.rank, self.size, num_slices) for layer in ranks)
             return replace(experts, shared_size=shared, places=places)
@@ -104,10 +104,6 @@ def _part(whole: range, number: int, count: int) -> range:
     """One of so many, as even as may be, in order."""
     size = len(whole)
     return range(whole.start + number * size // count, whole.start + (number + 1) * size // count)
-
-
-def _in_order(num_experts: int, num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    return tuple((expert * num_ranks // num_experts,) for expert in range(num_experts))
 
 
 def share_of(
