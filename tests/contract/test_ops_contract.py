@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from relevo.core.errors import SettingsError, UnsupportedModel
+from relevo.core.errors import UnsupportedModel
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.model import Routing
 from relevo.core.plan import ScheduledRow
@@ -481,22 +481,3 @@ def test_steps_of_any_size_run_one_program(ops: Ops) -> None:
         tokens = [index % VOCAB for index in range(length)]
         out = program.run(inputs((tokens, 0, list(range(9)))), cache.buffer, range(length))
         close(ops, out.values, table[tokens] @ matrix.T)
-
-
-def test_settings_that_the_native_backend_cannot_follow_are_refused() -> None:
-    with pytest.raises(SettingsError, match="int4"):
-        NativeOps("int4")
-    with pytest.raises(SettingsError, match="int2"):
-        NativeOps(quantization="int2")
-    with pytest.raises(SettingsError, match="int4"):
-        NativeOps(activation_dtype="int4")
-    with pytest.raises(SettingsError, match="sse9"):
-        NativeOps(path="sse9")
-
-
-def test_settings_that_torch_cannot_follow_are_refused() -> None:
-    with pytest.raises(SettingsError, match="int4"):
-        TorchOps("int4")
-    if not torch.cuda.is_available():
-        with pytest.raises(SettingsError, match="no CUDA device"):
-            TorchOps(device="cuda")

@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t PIECES_PER_THREAD = 4;  // of pairs of tokens and experts; arbitrary
-constexpr int64_t LEAST_PIECES_PER_THREAD = 16;  // bounds what taking pieces costs; not measured
+constexpr int64_t LEAST_PIECES_PER_THREAD = 16;  // bounds what taking pieces costs; 4 measured the same
 constexpr size_t LINE_BYTES = 64;
 constexpr int64_t EXPERT_RUN_ROWS = 512;  // arbitrary: bounds the memory of the pairs of tokens and experts
 
