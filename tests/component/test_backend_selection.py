@@ -86,6 +86,24 @@ def test_steps_stay_shorter_than_the_time_to_let_go_of_a_request(
         scheduler_config(worker(**asked), LAYOUT, costs=hopeless, vocab_size=9)
 
 
+@pytest.mark.parametrize(
+    ("asked", "beside_decodes"),
+    [
+        ({}, 256),  # of 10 ms a step and 1 ms a token, 190 waste a twentieth
+        ({"max_prefill_tokens": 64}, 64),
+        ({"max_prefill_tokens": 512}, 512),
+        ({"max_num_batched_tokens": 512}, 512),
+        ({"slo_itl_p90": 0.05}, 512),  # each step is cut to it
+    ],
+)
+def test_prompts_beside_decodes_come_in_chunks_that_hardly_cost_more_than_larger_ones(
+    asked: dict[str, Any], beside_decodes: int
+) -> None:
+    costs = StepCosts(base_s=0.01, per_token_s=0.0009, per_kv_token_s=0.0)
+    config = scheduler_config(worker(**asked), LAYOUT, costs=costs, vocab_size=9)
+    assert (config.max_batched_tokens, config.max_prefill_tokens) == (512, beside_decodes)
+
+
 def test_inputs_are_rounded_to_16_bits_unless_8_are_asked_for() -> None:
     assert worker().activation_dtype == "int16"
     assert worker(activation_dtype="int8").activation_dtype == "int8"

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from relevo.cli.main import make_app
 from relevo.core.errors import SettingsError
-from relevo.telemetry.metric_table import TABLE, Kind
+from relevo.telemetry.metric import Kind
+from relevo.telemetry.metric_table import TABLE
 
 ROOT = Path(__file__).parents[2]
 PACKAGED = ROOT / "src" / "relevo" / "dashboards"

@@ -34,7 +34,7 @@ def told(links: RecordedLinks) -> list[tuple[PeerId, str]]:
 
 class CountingScheduler:
     num_preemptions = num_prefix_queries = num_prefix_hits = 0
-    config: ClassVar = SimpleNamespace(max_batched_tokens=256)
+    config: ClassVar = SimpleNamespace(max_batched_tokens=256, max_prefill_tokens=64)
 
     def __init__(self) -> None:
         self.num_loads = 0
@@ -127,6 +127,7 @@ def test_the_largest_step_is_told_beside_the_budget(reports: LoadReports) -> Non
         reports.count_steps(num_steps, num_prompt + num_decodes, num_prompt, StepOutcome({}))
     counters = reports.counters()
     assert (counters.largest_step_tokens, counters.step_budget_tokens) == (203, 256)
+    assert counters.prefill_budget_tokens == 64
 
 
 def test_a_step_counts_its_seconds_and_what_it_multiplied_and_read(reports: LoadReports) -> None:

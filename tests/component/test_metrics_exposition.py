@@ -20,7 +20,8 @@ from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
 from relevo.policy.cluster.checks import Denial
 from relevo.telemetry.bulk_observation import observe_many
 from relevo.telemetry.latency import RequestRecord, RequestTimes
-from relevo.telemetry.metric_table import TABLE, Kind, Origin, one_two_five
+from relevo.telemetry.metric import Kind, Origin
+from relevo.telemetry.metric_table import TABLE, one_two_five
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.telemetry.tenant_counters import MAX_TENANTS
 from relevo.telemetry.worker_series import WorkerSeries
@@ -307,6 +308,7 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
         num_refused_writes=8,
         largest_step_tokens=11,
         step_budget_tokens=12,
+        prefill_budget_tokens=6,
         num_refused_connections={"kv/secret": 9, "wire/user": 10},
         busy_s=1.5,
         product_ops=3e12,
@@ -325,6 +327,7 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
         "relevo:refused_writes_total": 8,
         "relevo:largest_step_tokens": 11,
         "relevo:step_budget_tokens": 12,
+        "relevo:prefill_budget_tokens": 6,
         "relevo:worker_busy_seconds_total": 1.5,
         "relevo:worker_product_ops_total": 3e12,
         "relevo:worker_read_bytes_total": 4e9,

@@ -66,6 +66,13 @@ def test_a_worker_that_leaves_or_has_said_nothing_teaches_nothing() -> None:
     assert known(costs) == {}
 
 
+def test_budgets_are_those_that_the_worker_has() -> None:
+    """Red when a server is simulated with longer chunks beside streams than it takes."""
+    counters = StepCounters(step_budget_tokens=256, prefill_budget_tokens=64)
+    (facts,) = WorkerCosts(RULES).facts([replace(worker("a", GOOD), counters=counters)])
+    assert (facts.max_batched_tokens, facts.max_prefill_tokens) == (256, 64)
+
+
 def test_blocks_that_can_be_evicted_are_room() -> None:
     """A prefix cache fills the pool on purpose. Red when a full cache is planned for as a full worker."""
     full, empty = {"num_reusable_blocks": 100}, {"num_free_blocks": 100}

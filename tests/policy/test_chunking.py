@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relevo.policy.worker.chunking import STARVATION_STEPS, chunk_tokens, prefill_budget
+from relevo.core.events import UNKNOWN_COSTS, StepCosts
+from relevo.policy.worker.chunking import (
+    LEAST_CHUNK,
+    MAX_CHUNK,
+    STARVATION_STEPS,
+    chunk_tokens,
+    least_tokens,
+    prefill_budget,
+)
 
 
 def budget(num_decodes: int, max_prefill: int, *, max_batched: int = 64, without: int = 0) -> int:
@@ -39,3 +47,20 @@ def test_chunks_make_progress_within_budget_and_stop_at_block_ends(start, num_re
     if size < num_remaining and tokens >= block_size:
         assert (start + size) % block_size == 0
         assert tokens - size < block_size
+
+
+@given(st.floats(1e-5, 1.0), st.floats(1e-6, 0.1), st.floats(0.01, 0.2))
+def test_the_least_chunk_wastes_no_more_than_it_may_and_half_of_it_would(base_s, per_token_s, max_waste):
+    costs = StepCosts(base_s=base_s, per_token_s=per_token_s, per_kv_token_s=0.0)
+
+    def waste(num_tokens: int) -> float:
+        return base_s / costs.step_s(num_tokens, 0)
+
+    size = least_tokens(costs, max_waste)
+    assert size & (size - 1) == 0
+    assert waste(size) <= max_waste * 1.001 or size == MAX_CHUNK
+    assert size == LEAST_CHUNK or waste(size // 2) > max_waste * 0.999
+
+
+def test_without_costs_chunks_are_not_cut():
+    assert least_tokens(UNKNOWN_COSTS, 0.05) == MAX_CHUNK

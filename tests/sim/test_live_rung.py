@@ -31,6 +31,7 @@ def scrape(topology: str, costs: StepCosts = COSTS) -> str:
         lines += [
             f'vllm:cache_config_info{{block_size="16",engine="{worker}",num_gpu_blocks="512",role="{role}"}} 1.0',
             f'relevo:step_budget_tokens{{worker="{worker}"}} 512.0',
+            f'relevo:prefill_budget_tokens{{worker="{worker}"}} 128.0',
             f'relevo:step_cost_seconds{{per="step",worker="{worker}"}} {costs.base_s}',
             f'relevo:step_cost_seconds{{per="token",worker="{worker}"}} {costs.per_token_s}',
             f'relevo:step_cost_seconds{{per="kv_token",worker="{worker}"}} {costs.per_kv_token_s}',
@@ -103,8 +104,11 @@ def test_what_one_client_alone_meets_beside_steps_is_found(tmp_path: Path) -> No
     write_recording(tmp_path, "unified", FrontEnd(step_s=0.003, request_s=0.02))
     (server,) = read_live_servers(tmp_path)
     assert server.workers == [
-        LiveWorker(worker_id="unified-0", role="unified", block_size=16, num_blocks=512, step_budget_tokens=512)
-    ]
+        LiveWorker(
+            worker_id="unified-0", role="unified", block_size=16, num_blocks=512,
+            step_budget_tokens=512, prefill_budget_tokens=128,
+        )
+    ]  # fmt: skip
     front_end = measured_front_end(server)
     assert front_end.step_s == pytest.approx(0.003, abs=1e-6)
     assert front_end.request_s == pytest.approx(0.02, abs=1e-6)

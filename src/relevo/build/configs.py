@@ -41,7 +41,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_prefill_tokens: int
+    max_prefill_tokens: int | None  # None: by measured costs, see policy.worker.chunking.least_tokens
     itl_target_s: float  # prompts beside decodes keep steps below it; 0: no target
     max_step_s: float  # 0: the budgets are as asked for; otherwise they are cut to steps of that length
     enable_prefix_caching: bool

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from relevo.build.documents import read_document, read_text
 from relevo.core.errors import SettingsError
-from relevo.telemetry.metric_table import EXPERT_TOKENS
+from relevo.telemetry.worker_metrics import EXPERT_TOKENS
 
 _FLAG = "--expert-load"
 _SERIES = EXPERT_TOKENS

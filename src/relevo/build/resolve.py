@@ -149,7 +149,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             max_num_seqs=settings.max_num_seqs,
             tenant_weights=_tenant_weights(settings.tenant_weight),
             max_num_batched_tokens=budget,
-            max_prefill_tokens=min(settings.max_prefill_tokens or budget, budget),
+            max_prefill_tokens=settings.max_prefill_tokens,
             itl_target_s=itl_target_s(settings.slo_itl_p90, is_auto=settings.topology == "auto"),
             max_step_s=settings.max_step_s if settings.max_num_batched_tokens is None else 0.0,
             enable_prefix_caching=settings.enable_prefix_caching,

@@ -38,7 +38,7 @@ from relevo.kv.transports.registry import TRANSPORTS, OwnEnd
 from relevo.policy.cluster.epochs import worker_epoch
 from relevo.policy.perf.model_work import ModelWork
 from relevo.policy.perf.step_costs import StepCostModel
-from relevo.policy.worker.chunking import token_budget
+from relevo.policy.worker.chunking import MAX_CHUNK_WASTE, least_tokens, token_budget
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.policy.worker.table_rules import table_rules
 from relevo.telemetry.log import configure
@@ -274,9 +274,16 @@ def scheduler_config(config: WorkerConfig, layout: KVLayout, costs: StepCosts, v
     budget = config.max_num_batched_tokens
     if config.max_step_s > 0.0:
         budget = token_budget(costs, config.max_step_s, 2 * config.max_num_seqs, budget)
-        log.info("step budget %d tokens: %.2f ms per token, %.1f ms besides", budget, *_in_ms(costs))
     if costs.step_s(budget, budget) > config.drain_lease_s:
         budget = _budget_within_lease(costs, config.drain_lease_s, budget)
+    max_prefill_tokens = min(_max_prefill_tokens(config, costs), budget)
+    log.info(
+        "step budget %d tokens, of prompts beside decodes %d: %.2f ms per token, %.1f ms besides",
+        budget,
+        max_prefill_tokens,
+        costs.per_token_s * 1e3,
+        costs.base_s * 1e3,
+    )
     return SchedulerConfig(
         worker_id=WorkerId(config.worker_id),
         epoch=epoch_of(config),
@@ -285,7 +292,7 @@ def scheduler_config(config: WorkerConfig, layout: KVLayout, costs: StepCosts, v
         num_arena_blocks=config.num_arena_blocks,
         block_size=config.block_size,
         max_batched_tokens=budget,
-        max_prefill_tokens=min(config.max_prefill_tokens, budget),
+        max_prefill_tokens=max_prefill_tokens,
         max_running=config.max_num_seqs,
         max_model_len=config.max_model_len,
         vocab_size=vocab_size,
@@ -294,6 +301,16 @@ def scheduler_config(config: WorkerConfig, layout: KVLayout, costs: StepCosts, v
         itl_target_s=config.itl_target_s,
         more_groups=table_rules(layout),
     )
+
+
+def _max_prefill_tokens(config: WorkerConfig, costs: StepCosts) -> int:
+    """Beside decodes. Without anything asked for, no more than keeps prompts nearly as fast as they can be; with a
+    target between tokens it is the planner of steps that cuts them."""
+    if config.max_prefill_tokens is not None:
+        return config.max_prefill_tokens
+    if config.max_step_s == 0.0 or config.itl_target_s > 0.0:
+        return config.max_num_batched_tokens
+    return least_tokens(costs, MAX_CHUNK_WASTE)
 
 
 def _budget_within_lease(costs: StepCosts, drain_lease_s: float, budget: int) -> int:
@@ -315,10 +332,6 @@ def _budget_within_lease(costs: StepCosts, drain_lease_s: float, budget: int) ->
         drain_lease_s,
     )
     return smaller
-
-
-def _in_ms(costs: StepCosts) -> tuple[float, float]:
-    return costs.per_token_s * 1e3, costs.base_s * 1e3
 
 
 def _door(config: WorkerConfig) -> KVDoor | None:

@@ -97,6 +97,7 @@ class StepCounters:
     num_refused_writes: int = 0  # writes under an old generation or epoch
     largest_step_tokens: int = 0  # of any step, prompt and decode tokens together
     step_budget_tokens: int = 0  # no step may be larger
+    prefill_budget_tokens: int = 0  # of a step that also decodes
     num_request_faults: int = 0  # requests ended because code of ours raised while it handled them
     num_refused_connections: dict[str, int] = field(default_factory=dict)  # by "door/reason", see refused_key
     busy_s: float = 0.0  # in steps

@@ -64,6 +64,7 @@ class LoadReports:
             num_refused_writes=core.num_withdrawn + self.transports.num_refused_writes,
             largest_step_tokens=self.largest_step_tokens,
             step_budget_tokens=scheduler.config.max_batched_tokens,
+            prefill_budget_tokens=scheduler.config.max_prefill_tokens,
             num_request_faults=core.num_request_faults,
             num_refused_connections=self._refused_connections(),
             busy_s=self.busy_s,

@@ -66,7 +66,7 @@ class WorkerCosts:
             num_blocks=worker.load.num_total_blocks,
             block_size=worker.layout.block_size if worker.layout is not None else self.rules.block_size,
             max_batched_tokens=budget,
-            max_prefill_tokens=budget,
+            max_prefill_tokens=worker.counters.prefill_budget_tokens or budget,
             max_running=self.rules.max_running,
             itl_target_s=self.rules.itl_target_s,
         )

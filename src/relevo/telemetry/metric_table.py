@@ -6,43 +6,14 @@ have vLLM's meaning, labels and buckets, so that existing dashboards and autosca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
 from relevo.core.request import FinishReason
 from relevo.policy.admission.words import LIMITS
 from relevo.policy.http.connections import Refusal, Wait
 from relevo.policy.scaling.role_planner import PlanVerdict
 from relevo.policy.scaling.worker_count import CountVerdict
 from relevo.telemetry.cluster_metrics import CLUSTER_METRICS
-
-
-class Kind(StrEnum):
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Origin(StrEnum):
-    """Who measures."""
-
-    REQUESTS = "requests"  # the gateway, as requests, handoffs and responses end
-    LEDGER = "ledger"  # the gateway, as ledger rows are written
-    WORKERS = "workers"  # reports of the workers, as of the scrape
-    TENANTS = "tenants"  # the gateway, as requests end; only if asked to tell tenants apart
-    CLUSTER = "cluster"  # the node process of the gateway's box; only in a cluster
-    GATEWAYS = "gateways"  # the gateway that is asked, where several share a port
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    name: str  # as on the wire; counters end in _total
-    kind: Kind
-    origin: Origin
-    labels: tuple[str, ...]
-    help: str
-    buckets: tuple[float, ...] = ()  # upper bounds, without the infinite one
-    label_values: tuple[str, ...] = ()  # of the last label, if they are known: exported as 0 from the start
+from relevo.telemetry.metric import Kind, Metric, Origin
+from relevo.telemetry.worker_metrics import MODEL, WORKER_METRICS, worker_gauge
 
 
 def one_two_five(largest: int) -> tuple[float, ...]:
@@ -81,13 +52,9 @@ HANDOFF_OUTCOMES = ("completed", "local", "failed", "aborted", "replayed")
 ENGINE_HANDOFFS = ("completed", "late", "failed", "half_failed", "no_ticket", "given_back")
 REJECTIONS = (*LIMITS, "ledger", "budget", "tokens_per_minute")
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")  # vLLM's; the last one stays 0
-WAITING_REASONS = ("capacity", "deferred")  # vLLM's; nothing here waits for what it calls deferred
 BLOCK_STATES = ("free", "reusable", "held", "quarantined")
 
 _REQUEST = ("model_name", "engine")
-_WORKER = ("model_name", "engine", "role")
-_OWN = ("model_name", "worker", "role")
-_MODEL = ("model_name",)
 CONNECTION_REFUSALS = tuple(Refusal)
 CONNECTION_WAITS = (Wait.HEAD, Wait.BODY, Wait.READER)
 
@@ -110,21 +77,11 @@ def _count(name: str, help_text: str, labels: tuple[str, ...] = _REQUEST, label_
 
 
 def _tenant_count(name: str, help_text: str, outcomes: tuple[str, ...] = ()) -> Metric:
-    labels = (*_MODEL, "tenant", *(("outcome",) if outcomes else ()))
+    labels = (*MODEL, "tenant", *(("outcome",) if outcomes else ()))
     return Metric(
         name=name, kind=Kind.COUNTER, origin=Origin.TENANTS, labels=labels, help=help_text, label_values=outcomes
     )
 
-
-def _worker_count(name: str, help_text: str, labels: tuple[str, ...] = _WORKER) -> Metric:
-    return Metric(name=name, kind=Kind.COUNTER, origin=Origin.WORKERS, labels=labels, help=help_text)
-
-
-def _worker_gauge(name: str, help_text: str, labels: tuple[str, ...] = _WORKER) -> Metric:
-    return Metric(name=name, kind=Kind.GAUGE, origin=Origin.WORKERS, labels=labels, help=help_text)
-
-
-EXPERT_TOKENS, EXPERT_RANK_TOKENS = "relevo:expert_tokens_total", "relevo:expert_rank_tokens_total"
 
 TABLE: tuple[Metric, ...] = (
     _of_requests("vllm:time_to_first_token_seconds", TTFT_BUCKETS_S, "Accepted to first output token written."),
@@ -201,13 +158,13 @@ TABLE: tuple[Metric, ...] = (
     _count(
         "relevo:gateway_request_faults_total",
         "Requests that ended because Relevo's own code raised while the gateway handled them; its log says where.",
-        labels=_MODEL,
+        labels=MODEL,
     ),
     Metric(
         name="relevo:line_wait_seconds",
         kind=Kind.HISTOGRAM,
         origin=Origin.REQUESTS,
-        labels=(*_MODEL, "class"),
+        labels=(*MODEL, "class"),
         help="Wait in the gateway's line of requests that were then sent to a worker.",
         buckets=TTFT_BUCKETS_S,
         label_values=CLASSES,
@@ -241,7 +198,7 @@ TABLE: tuple[Metric, ...] = (
     _count(
         "relevo:handoffs_total",
         "Requests that were to change worker, by what came of it.",
-        labels=(*_MODEL, "outcome"),
+        labels=(*MODEL, "outcome"),
         label_values=HANDOFF_OUTCOMES,
     ),
     _count(
@@ -249,14 +206,14 @@ TABLE: tuple[Metric, ...] = (
         "Handoffs between engines that are not ours, by what came of them: completed; or the prompt was computed "
         "where it is decoded after all, since the KV would have come late (late), its transfer failed (failed), the "
         "other half failed (half_failed) or no KV was kept (no_ticket); or the KV was given back unused (given_back).",
-        labels=(*_MODEL, "outcome"),
+        labels=(*MODEL, "outcome"),
         label_values=ENGINE_HANDOFFS,
     ),
     Metric(
         name="relevo:engine_pairs",
         kind=Kind.GAUGE,
         origin=Origin.REQUESTS,
-        labels=(*_MODEL, "state"),
+        labels=(*MODEL, "state"),
         help="Engines with a role that this gateway reaches: in a pair that hands over (paired), or not (unpaired); "
         "the log says why.",
         label_values=("paired", "unpaired"),
@@ -265,16 +222,16 @@ TABLE: tuple[Metric, ...] = (
         "relevo:handoff_seconds",
         HANDOFF_BUCKETS_S,
         "Completed handoffs: prompt computed to decode started on the other worker.",
-        labels=_MODEL,
+        labels=MODEL,
     ),
     _of_requests(
         "relevo:handoff_transfer_seconds",
         HANDOFF_BUCKETS_S,
         "Completed handoffs: time in which KV was on its way.",
-        labels=_MODEL,
+        labels=MODEL,
     ),
     _of_requests(
-        "relevo:handoff_transfer_bytes", TRANSFER_BUCKETS_BYTES, "Completed handoffs: KV handed over.", labels=_MODEL
+        "relevo:handoff_transfer_bytes", TRANSFER_BUCKETS_BYTES, "Completed handoffs: KV handed over.", labels=MODEL
     ),
     Metric(
         name="relevo:log_lines_not_written_total",
@@ -297,14 +254,14 @@ TABLE: tuple[Metric, ...] = (
     _count(
         "relevo:planner_decisions_total",
         "Decisions of the planner, one per tick; see guides/planner.md for the verdicts. 0 where none runs.",
-        labels=(*_MODEL, "verdict"),
+        labels=(*MODEL, "verdict"),
         label_values=tuple(PlanVerdict),
     ),
     Metric(
         name="relevo:planner_mode_info",
         kind=Kind.GAUGE,
         origin=Origin.REQUESTS,
-        labels=(*_MODEL, "mode"),
+        labels=(*MODEL, "mode"),
         help="Always 1; the label says how the workers share their work, as of the planner's last tick. Missing where "
         "no planner runs.",
     ),
@@ -312,14 +269,14 @@ TABLE: tuple[Metric, ...] = (
         name="relevo:planner_wanted_workers",
         kind=Kind.GAUGE,
         origin=Origin.REQUESTS,
-        labels=_MODEL,
+        labels=MODEL,
         help="Workers that the planner wants, those that are there among them; see guides/planner.md. Missing without "
         "--max-workers, and until it is known how many there are: no number is not zero.",
     ),
     _count(
         "relevo:planner_number_decisions_total",
         "Decisions of the planner about the number of workers, by verdict. 0 without --max-workers.",
-        labels=(*_MODEL, "verdict"),
+        labels=(*MODEL, "verdict"),
         label_values=tuple(CountVerdict),
     ),
     *(
@@ -384,110 +341,15 @@ TABLE: tuple[Metric, ...] = (
     _tenant_count("relevo:tenant_prompt_tokens_total", "Prompt tokens of ended requests, cached ones included."),
     _tenant_count("relevo:tenant_cached_tokens_total", "Of these, those found in a cache."),
     _tenant_count("relevo:tenant_output_tokens_total", "Output tokens of ended requests."),
-    _worker_gauge("vllm:num_requests_running", "Continuations that decode."),
-    _worker_gauge(
-        "vllm:num_requests_waiting",
-        "Requests that wait for room or for their first chunk; engine gateway: held back before any worker.",
+    *WORKER_METRICS,
+    worker_gauge(
+        "relevo:requests_in_line", "Requests that the gateway holds back until it is their turn.", (*MODEL, "class")
     ),
-    _worker_gauge(
-        "vllm:num_requests_waiting_by_reason",
-        "vllm:num_requests_waiting under the reason capacity, and 0 under deferred, which is none of ours.",
-        labels=(*_WORKER, "reason"),
-    ),
-    _worker_gauge("vllm:kv_cache_usage_perc", "Blocks held or quarantined, as a fraction of all (1 is full)."),
-    _worker_gauge(
-        "vllm:cache_config_info",
-        "Always 1; the labels say how the cache is cut.",
-        labels=(*_WORKER, "block_size", "num_gpu_blocks", "cache_dtype"),
-    ),
-    _worker_count("vllm:generation_tokens_total", "Tokens drawn."),
-    _worker_count(
-        "vllm:prefix_cache_queries_total",
-        "Prompt tokens looked up in this worker's prefix cache. Of a split request in the decode worker's, and in the "
-        "prefill worker's too where blocks are sent from there. Each request once: vllm:prompt_tokens_cached_total.",
-    ),
-    _worker_count("vllm:prefix_cache_hits_total", "Of vllm:prefix_cache_queries_total, the tokens found there."),
-    _worker_count("vllm:num_preemptions_total", "Continuations that lost their blocks to others and start over."),
-    _worker_count("relevo:prefill_tokens_total", "Prompt tokens computed.", _OWN),
-    _worker_count("relevo:decode_tokens_total", "Tokens drawn, the first one of every prompt included.", _OWN),
-    _worker_count("relevo:steps_total", "Forward passes.", _OWN),
-    _worker_count("relevo:worker_busy_seconds_total", "Time spent in steps: its rate is how busy the worker is.", _OWN),
-    _worker_count(
-        "relevo:worker_product_ops_total",
-        "Operations of matrix products and attention, two for a multiply-add; over "
-        "relevo:worker_product_limit_ops_per_second its rate is the utilisation of prefill.",
-        _OWN,
-    ),
-    _worker_count(
-        "relevo:worker_read_bytes_total",
-        "Memory that steps had to read: the weights once each, and the KV of the context; over "
-        "relevo:worker_read_limit_bytes_per_second its rate is the utilisation of decode.",
-        _OWN,
-    ),
-    _worker_count(
-        EXPERT_TOKENS,
-        "Tokens that passed an expert, by its layer's place in the model; of a worker of several pipeline stages in "
-        "the layers of the last one. As of when nothing ran, or up to 256 steps ago.",
-        (*_OWN, "layer", "expert"),
-    ),
-    _worker_count(
-        EXPERT_RANK_TOKENS,
-        "Of relevo:expert_tokens_total, what each rank of a stage has computed; where ranks have whole experts.",
-        (*_OWN, "layer", "rank"),
-    ),
-    _worker_gauge(
-        "relevo:worker_product_limit_ops_per_second",
-        "Operations per second that the worker's cores can do at most, the best that starts here measured; missing "
-        "where that is not known.",
-        _OWN,
-    ),
-    _worker_gauge(
-        "relevo:worker_read_limit_bytes_per_second",
-        "Bytes per second of memory that the worker's cores can read at most, the best that starts here measured; "
-        "missing where that is not known.",
-        _OWN,
-    ),
-    _worker_gauge(
-        "relevo:largest_step_tokens",
-        "Tokens of the largest step since the worker's start, prompts and decodes together.",
-        _OWN,
-    ),
-    _worker_gauge("relevo:step_budget_tokens", "Tokens that a step may have; no step is larger.", _OWN),
-    _worker_gauge(
-        "relevo:step_cost_seconds",
-        "Measured step time, linear in what a step holds: seconds per step, per token computed and per token of "
-        "context read; 0 before the first steps. `per`: step, token, kv_token.",
-        (*_OWN, "per"),
-    ),
-    _worker_count("relevo:kv_transfer_bytes_total", "KV handed to other workers, by the worker that sent it.", _OWN),
-    _worker_count("relevo:kv_transfer_seconds_total", "Time in which KV was on its way to other workers.", _OWN),
-    _worker_count(
-        "relevo:refused_writes_total",
-        "KV writes refused because their right had ended: of aborted requests, and of former incarnations of a worker.",
-        (*_MODEL, "worker"),
-    ),
-    _worker_count(
-        "relevo:refused_connections_total",
-        "Connections to a worker's own ports that ended because the peer had no right to be there: kv, where other "
-        "workers bring blocks, and wire, where gateways bring requests; see guides/security.md.",
-        (*_MODEL, "worker", "door", "reason"),
-    ),
-    _worker_count(
-        "relevo:request_faults_total",
-        "Requests that ended because Relevo's own code raised while the worker handled them; its log says where.",
-        (*_MODEL, "worker"),
-    ),
-    _worker_count("relevo:worker_restarts_total", "Incarnations after the first.", (*_MODEL, "worker")),
-    _worker_gauge("relevo:blocks", "KV blocks by state; the states add up to the pool.", (*_MODEL, "worker", "state")),
-    _worker_gauge("relevo:worker_up", "1 if requests can be sent to the worker, else 0.", _OWN),
-    _worker_gauge(
-        "relevo:requests_in_line", "Requests that the gateway holds back until it is their turn.", (*_MODEL, "class")
-    ),
-    _worker_gauge("relevo:oldest_wait_seconds", "How long the first of them to come has waited.", (*_MODEL, "class")),
-    _worker_gauge(
+    worker_gauge("relevo:oldest_wait_seconds", "How long the first of them to come has waited.", (*MODEL, "class")),
+    worker_gauge(
         "relevo:requests_in_flight",
         "Requests of which the gateway or a worker may still hold something.",
-        _MODEL,
+        MODEL,
     ),
     Metric(
         name="relevo:gateway_up",

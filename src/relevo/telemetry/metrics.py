@@ -19,7 +19,8 @@ from relevo.telemetry.bulk_observation import observe_many
 from relevo.telemetry.latency import RequestRecord
 from relevo.telemetry.log import num_not_written
 from relevo.telemetry.merged_series import SeriesFamily, merged, scraped
-from relevo.telemetry.metric_table import TABLE, Kind, Metric, Origin
+from relevo.telemetry.metric import Kind, Metric, Origin
+from relevo.telemetry.metric_table import TABLE
 from relevo.telemetry.tenant_counters import TenantCounters
 from relevo.telemetry.text_format import PLAIN, TextFormat
 from relevo.telemetry.worker_series import GATEWAY, StatusView, WorkerSeries

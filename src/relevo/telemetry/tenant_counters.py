@@ -9,7 +9,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter
 
 from relevo.telemetry.latency import RequestRecord
-from relevo.telemetry.metric_table import TABLE, Origin
+from relevo.telemetry.metric import Origin
+from relevo.telemetry.metric_table import TABLE
 
 MAX_TENANTS = 1000  # each is a few series per model; arbitrary
 OTHER = "other"

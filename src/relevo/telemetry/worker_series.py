@@ -15,16 +15,9 @@ from prometheus_client.registry import Collector
 
 from relevo.core.events import ExpertLoads, StepCounters, WireRefusal, WorkerLimits, WorkerLoad, WorkerPort, refused_key
 from relevo.core.kv import KVLayout, KVRefusal
-from relevo.telemetry.metric_table import (
-    BY_NAME,
-    EXPERT_RANK_TOKENS,
-    EXPERT_TOKENS,
-    TABLE,
-    WAITING_REASONS,
-    Kind,
-    Metric,
-    Origin,
-)
+from relevo.telemetry.metric import Kind, Metric, Origin
+from relevo.telemetry.metric_table import BY_NAME, TABLE
+from relevo.telemetry.worker_metrics import EXPERT_RANK_TOKENS, EXPERT_TOKENS, WAITING_REASONS
 
 _Family = GaugeMetricFamily | CounterMetricFamily
 
@@ -244,7 +237,7 @@ def _limits(limits: WorkerLimits) -> dict[str, float | None]:
 
 def _since_start(incarnations: _Incarnations) -> dict[str, float]:
     """Of the present incarnation alone."""
-    names = ("largest_step_tokens", "step_budget_tokens")
+    names = ("largest_step_tokens", "step_budget_tokens", "prefill_budget_tokens")
     return {f"relevo:{name}": incarnations.present.get(name, 0) for name in names}
 
 

@@ -5,10 +5,17 @@ Pure functions from budgets to sizes. Source: Sarathi-Serve (Agrawal et al., OSD
 
 from __future__ import annotations
 
+import math
+
 from relevo.core.events import StepCosts
 
 # Arbitrary: with a prefill budget of 0, one block of prompt every this many decode steps keeps prompts from starving.
 STARVATION_STEPS = 8
+
+# Arbitrary: what chunks of prompts beside decodes may cost more than larger ones would, so that decodes wait less.
+MAX_CHUNK_WASTE = 0.05
+LEAST_CHUNK = 128
+MAX_CHUNK = 1 << 20  # more than any step has
 
 # Arbitrary. Of one step: each brings a row of logits as long as the vocabulary, 77 MB in all where it has 150,000 ids.
 MAX_SCORED_TOKENS = 128
@@ -23,6 +30,19 @@ def token_budget(costs: StepCosts, max_step_s: float, at_least: int, at_most: in
     while 2 * budget <= at_most and costs.step_s(2 * budget, 2 * budget) <= max_step_s:
         budget *= 2
     return min(max(budget, at_least), at_most)
+
+
+def least_tokens(costs: StepCosts, max_waste: float) -> int:
+    """The smallest chunk of prompts beside decodes that wastes at most `max_waste` of the time of its step.
+
+    Wasted is what each step costs besides its tokens, reading the weights above all: smaller chunks pay it more often,
+    larger ones only keep the decodes beside them waiting. A power of two, so that noise in the measurement hardly ever
+    changes it, and at least LEAST_CHUNK.
+    """
+    if costs.per_token_s <= 0.0:
+        return MAX_CHUNK
+    needed = costs.base_s * (1.0 - max_waste) / max_waste / costs.per_token_s
+    return 1 << (math.ceil(min(max(needed, LEAST_CHUNK), MAX_CHUNK)) - 1).bit_length()
 
 
 def prefill_budget(

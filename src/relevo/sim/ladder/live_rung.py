@@ -130,7 +130,7 @@ def _spec(worker: LiveWorker, max_running: int, times: FittedStepTimes, turn_s: 
         times=FittedStepTimes(replace(times.costs, base_s=times.costs.base_s + turn_s)),
         num_blocks=worker.num_blocks,
         max_batched_tokens=worker.step_budget_tokens,
-        max_prefill_tokens=worker.step_budget_tokens,
+        max_prefill_tokens=worker.prefill_budget_tokens,
         max_running=max_running,
     )
 

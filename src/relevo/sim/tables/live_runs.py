@@ -41,6 +41,7 @@ class LiveWorker:
     block_size: int
     num_blocks: int
     step_budget_tokens: int
+    prefill_budget_tokens: int  # beside decodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +80,17 @@ def _read_server(path: Path) -> LiveServer:
 
 
 def read_workers(scrape: str) -> list[LiveWorker]:
-    """Pools and step budgets, as a gateway's metrics tell them."""
+    """Pools and step budgets, as a gateway's metrics tell them. Earlier releases told none of their own for prompts."""
     pools: dict[str, dict[str, str]] = {}
     budgets: dict[str, int] = {}
+    prefill_budgets: dict[str, int] = {}
     for sample in samples(scrape):
         if sample.name == "vllm:cache_config_info":
             pools[sample.labels["engine"]] = sample.labels
         elif sample.name == "relevo:step_budget_tokens":
             budgets[sample.labels["worker"]] = int(sample.value)
+        elif sample.name == "relevo:prefill_budget_tokens":
+            prefill_budgets[sample.labels["worker"]] = int(sample.value)
     return [
         LiveWorker(
             worker_id=worker_id,
@@ -94,6 +98,7 @@ def read_workers(scrape: str) -> list[LiveWorker]:
             block_size=int(pool["block_size"]),
             num_blocks=int(pool["num_gpu_blocks"]),
             step_budget_tokens=budgets[worker_id],
+            prefill_budget_tokens=prefill_budgets.get(worker_id, budgets[worker_id]),
         )
         for worker_id, pool in pools.items()
     ]
