@@ -89,11 +89,12 @@ def test_steps_stay_shorter_than_the_time_to_let_go_of_a_request(
 @pytest.mark.parametrize(
     ("asked", "beside_decodes"),
     [
-        ({}, 256),  # of 10 ms a step and 1 ms a token, 190 waste a twentieth
-        ({"max_prefill_tokens": 64}, 64),
-        ({"max_prefill_tokens": 512}, 512),
-        ({"max_num_batched_tokens": 512}, 512),
-        ({"slo_itl_p90": 0.05}, 512),  # each step is cut to it
+        ({"topology": "unified"}, 256),  # of 10 ms a step and 0.9 ms a token, 211 waste a twentieth
+        ({}, 512),  # auto has a target, to which each step is cut
+        ({"topology": "unified", "max_prefill_tokens": 64}, 64),
+        ({"topology": "unified", "max_prefill_tokens": 512}, 512),
+        ({"topology": "unified", "max_num_batched_tokens": 512}, 512),
+        ({"topology": "unified", "slo_itl_p90": 0.05}, 512),
     ],
 )
 def test_prompts_beside_decodes_come_in_chunks_that_hardly_cost_more_than_larger_ones(

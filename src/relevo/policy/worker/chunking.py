@@ -14,7 +14,7 @@ STARVATION_STEPS = 8
 
 # Arbitrary: what chunks of prompts beside decodes may cost more than larger ones would, so that decodes wait less.
 MAX_CHUNK_WASTE = 0.05
-LEAST_CHUNK = 128
+LEAST_CHUNK = 128  # measured: chunks of 128 are computed as fast as of 512, of 32 a tenth more slowly
 MAX_CHUNK = 1 << 20  # more than any step has
 
 # Arbitrary. Of one step: each brings a row of logits as long as the vocabulary, 77 MB in all where it has 150,000 ids.
