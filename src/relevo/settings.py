@@ -338,7 +338,7 @@ class Settings(BaseModel):
         0.5, gt=0, description="Longest step the default token budget aims at; messages are heard between steps."
     )
     max_prefill_tokens: int | None = Field(
-        None, ge=1, description="Most prefill tokens in a step that also decodes. Default: the fewest that lose no speed."
+        None, ge=1, description="Most prefill tokens in a step that also decodes. Default: as few as lose no speed."
     )
     planner: Literal["auto", "off", "dry-run", "on"] = Field(
         "auto",
