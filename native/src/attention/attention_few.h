@@ -2,7 +2,8 @@
 // heads some keys at a time in turn: those of a token lie side by side, so memory is read in longer runs.
 //
 // Keys and values of the whole context come from memory: every loop over them fetches what is wanted AHEAD rows later,
-// and exponentials are taken a chunk at a time between chunks of values, while fetched rows are on their way.
+// into the second-level cache, and exponentials are taken a chunk at a time between chunks of values, while fetched rows
+// are on their way.
 #pragma once
 
 #include <type_traits>
@@ -49,7 +50,7 @@ struct FewQueries : WeightedSums<V> {
         const int64_t row = smaller(i + j, last);
         keys[j] = split.rows[row] + offset;
         const uint8_t* next = split.rows[row + AHEAD] + offset;
-        for (int64_t at = 0; at < row_bytes; at += 64) V::prefetch(next + at);
+        for (int64_t at = 0; at < row_bytes; at += 64) fetch_line(next + at);
       }
       F sums[N][KEYS];
       for (int n = 0; n < N; ++n) {
@@ -81,7 +82,7 @@ struct FewQueries : WeightedSums<V> {
     template <int64_t BYTES>
     void fetch(int64_t i, int64_t column) const {
       const uint8_t* next = rows[i - first + AHEAD] + offset + column;
-      for (int64_t at = 0; at < BYTES; at += 64) V::prefetch(next + at);
+      for (int64_t at = 0; at < BYTES; at += 64) fetch_line(next + at);
     }
   };
 

@@ -111,8 +111,6 @@ struct Avx2Vec {
     const __m128i bytes = _mm_packs_epi16(words, words);
     std::memcpy(p, &bytes, static_cast<size_t>(n));
   }
-
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 };
 
 }  // namespace

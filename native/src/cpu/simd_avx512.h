@@ -114,8 +114,6 @@ struct Avx512Vec {
     Half::to_i8(low_half(x), p, of_low_half(n));
     if (n > 8) Half::to_i8(high_half(x), p + 8, n - 8);
   }
-
-  static void prefetch(const void* p) { Half::prefetch(p); }
 };
 
 }  // namespace

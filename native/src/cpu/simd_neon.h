@@ -137,8 +137,6 @@ struct NeonVec {
     const int8x8_t bytes = vqmovn_s16(vcombine_s16(low, high));
     std::memcpy(p, &bytes, static_cast<size_t>(n));
   }
-
-  static void prefetch(const void* p) { __builtin_prefetch(p); }
 };
 
 }  // namespace

@@ -200,8 +200,6 @@ struct PortableVec {
     for (int i = 0; i < W; ++i) values[i] = static_cast<int8_t>(round(x).lane[i]);
     std::memcpy(p, values, static_cast<size_t>(n));
   }
-
-  static void prefetch(const void* p) { __builtin_prefetch(p); }
 };
 
 }  // namespace
