@@ -19,21 +19,18 @@ struct FewQueries : WeightedSums<V> {
   using Sums = WeightedSums<V>;
   using typename Sums::F, typename Sums::Split;
   using Sums::WeightedSums, Sums::W, Sums::AHEAD, Sums::SCORES, Sums::CHUNK, Sums::cache, Sums::chunks, Sums::clear;
-  using Sums::finish, Sums::group, Sums::has_half_chunk, Sums::largest, Sums::largest_score;
+  using Sums::finish, Sums::group, Sums::has_half_chunk, Sums::has_scales, Sums::largest, Sums::largest_score;
   using Sums::merge_into, Sums::out_of, Sums::padded, Sums::partial_of, Sums::place, Sums::record, Sums::scaled_query;
-  using Sums::weight_sum, Sums::weights_of;
+  using Sums::each_block, Sums::place_scales, Sums::scales_in, Sums::weight_sum, Sums::weights_of;
   static constexpr int64_t MAX_HEADS = 3;  // of one pass over the keys: 12 accumulators
-  static constexpr int64_t LEAST_KEYS = 32;  // measured: 16 and 64 are slower
   static constexpr int64_t USUAL_CHUNKS = 64 / W;  // of a head of 64, whose loop over d is unrolled
 
   const int64_t num_kv_heads, run_bytes;
-  const int64_t keys_in_turn;  // of a KV head, before the next has its turn
 
   FewQueries(const KVCache& c, int64_t l, const AttentionStep& step, const AttentionPlan::Task& task)
       : Sums(c, l, step, task.row, task.kv_head),
         num_kv_heads(task.num_kv_heads),
-        run_bytes(static_cast<int64_t>(c.run_bytes())),
-        keys_in_turn(larger(LEAST_KEYS, CHUNK / num_kv_heads / LEAST_KEYS * LEAST_KEYS)) {}
+        run_bytes(static_cast<int64_t>(c.run_bytes())) {}
 
   // q [N, padded], scaled; scores [N, SCORES] of keys [first, end) of the split's range (counted from its start), and of up to
   // 7 more that mean nothing. Rows lie `offset` after those of the first KV head. C: chunks of a row, all whole; 0:
@@ -41,16 +38,13 @@ struct FewQueries : WeightedSums<V> {
   template <class KV, int N, int64_t C>
   void scores_of_heads(const Split& split, int64_t offset, Range keys_of, const float* q, float* scores) const {
     constexpr int64_t KEYS = W > 8 && C > 0 ? 8 : 4;  // measured: with a loop over d, 8 are slower
-    const int64_t num_chunks = C > 0 ? C : chunks(), width = num_chunks * W, row_bytes = width * KV::BYTES;
+    const int64_t num_chunks = C > 0 ? C : chunks(), width = num_chunks * W;
     const int64_t last = split.count - 1;
     const bool half = C == 0 && has_half_chunk();
     for (int64_t i = keys_of.low; i < keys_of.high; i += KEYS) {
       const uint8_t* keys[KEYS];
       for (int64_t j = 0; j < KEYS; ++j) {
-        const int64_t row = smaller(i + j, last);
-        keys[j] = split.rows[row] + offset;
-        const uint8_t* next = split.rows[row + AHEAD] + offset;
-        for (int64_t at = 0; at < row_bytes; at += 64) fetch_line(next + at);
+        keys[j] = split.rows[smaller(i + j, last)] + offset;
       }
       F sums[N][KEYS];
       for (int n = 0; n < N; ++n) {
@@ -63,6 +57,8 @@ struct FewQueries : WeightedSums<V> {
         for (int n = 0; n < N; ++n) query[n] = V::load(q + n * width + c * W);
 #pragma GCC unroll 8
         for (int j = 0; j < KEYS; ++j) {
+          const int64_t at = c * W * KV::BYTES;
+          if (at % 64 == 0) fetch_line(split.rows[smaller(i + j, last) + AHEAD] + offset + at);
           const F key = Sums::template load_chunk<KV>(keys[j], c, is_half);
           for (int n = 0; n < N; ++n) sums[n][j] = V::fma(query[n], key, sums[n][j]);
         }
@@ -106,8 +102,8 @@ struct FewQueries : WeightedSums<V> {
     const auto result_of = [&](int64_t n) {
       return results + n / group.num_heads * stride + n % group.num_heads * record;
     };
-    for (int64_t first = 0; first < split.count; first += keys_in_turn) {
-      const Range keys{first, smaller(first + keys_in_turn, split.count)};
+    for (int64_t first = 0; first < split.count; first += CHUNK) {
+      const Range keys{first, smaller(first + CHUNK, split.count)};
       for (int64_t kv = 0; kv < num_kv_heads; ++kv) {
         each_pass(kv, [&](auto count, int64_t n) {
           constexpr int N = decltype(count)::value;
@@ -122,19 +118,19 @@ struct FewQueries : WeightedSums<V> {
     }
     const int64_t num_heads = num_kv_heads * group.num_heads;
     for (int64_t n = 0; n < num_heads; ++n) {
-      largest(result_of(n)) = largest_score(split, split.range, scores + n * SCORES);
+      largest(result_of(n)) = largest_score(split.scales_of(n / group.num_heads, 0), split.range, scores + n * SCORES);
       V::store(totals + n * W, V::zero());
     }
     const int64_t padded_end = (split.range.high + W - 1) / W * W;
-    for (int64_t low = split.range.low / W * W; low < split.range.high; low += keys_in_turn) {
-      const int64_t end = smaller(low + keys_in_turn, padded_end);
+    for (int64_t low = split.range.low / W * W; low < split.range.high; low += CHUNK) {
+      const int64_t end = smaller(low + CHUNK, padded_end);
       const Range keys{larger(low, split.range.low), smaller(end, split.range.high)};
       for (int64_t kv = 0; kv < num_kv_heads; ++kv) {
         const CachedRows row_of{split.values(), split.range.low, kv * run_bytes};
         each_pass(kv, [&](auto count, int64_t n) {
           for (int64_t i = n; i < n + decltype(count)::value; ++i) {
             F total = V::load(totals + i * W);
-            weights_of(split, low, end, V::set1(largest(result_of(i))), scores + i * SCORES, total);
+            weights_of(split.scales_of(kv, 1), low, end, V::set1(largest(result_of(i))), scores + i * SCORES, total);
             V::store(totals + i * W, total);
           }
           this->template sum_values<KV, decltype(count)::value>(scores + n * SCORES, keys, keys.low == split.range.low,
@@ -145,14 +141,40 @@ struct FewQueries : WeightedSums<V> {
     for (int64_t n = 0; n < num_heads; ++n) weight_sum(result_of(n)) = V::sum_lanes(V::load(totals + n * W));
   }
 
+  // What a query sees of the split at `start`, in a task.
+  Range seen(const AttentionPlan::Task& task, int64_t query, int64_t start) const {
+    return in_split(group.first_visible(query), smaller(task.end_key, group.end_visible(query)), start);
+  }
+
+  void fetch_scales(int64_t start, Range range) const {
+    if (!has_scales) return;
+    each_block(start, range, [&](int64_t block, int64_t first, int64_t end, int64_t) {
+      for (int64_t run = 0; run < 2 * num_kv_heads; ++run) {
+        const uint8_t* scales = scales_in(block, run / num_kv_heads, run % num_kv_heads);
+        for (int64_t i = first; i < end; i += 16) fetch_line(scales + static_cast<size_t>(i) * sizeof(float));
+      }
+    });
+  }
+
+  void read_scales(int64_t start, Split& split, float* scales) const {
+    if (!has_scales) return;
+    split.scales = scales;
+    for (int64_t run = 0; run < 2 * num_kv_heads; ++run) {
+      place_scales(start, split.range, run % 2, run / 2, scales + run * SPLIT_TOKENS);
+    }
+  }
+
   void attend_query(const AttentionPlan::Task& task, int64_t query, const float* q, int64_t q_stride, float* out,
                     int64_t out_stride, float* scratch) const {
     const int64_t heads = num_kv_heads * group.num_heads;
-    float* scaled = attention_scratch(static_cast<size_t>(heads * (padded + 2 * record + SCORES + W)));
+    const int64_t num_scales = has_scales ? num_kv_heads * 2 * SPLIT_TOKENS : 0;
+    float* scaled = attention_scratch(static_cast<size_t>(heads * (padded + 2 * record + SCORES + W) + num_scales));
     float* results = scaled + heads * padded;
     float* fresh = results + heads * record;
     float* scores = fresh + heads * record;
     float* totals = scores + heads * SCORES;
+    float* scales = totals + heads * W;
+    fetch_scales(task.first_key, seen(task, query, task.first_key));
     for (int64_t n = 0; n < heads; ++n) {
       scaled_query(q, q_stride, query, n, scaled + n * padded);
       clear(results + n * record);
@@ -161,13 +183,15 @@ struct FewQueries : WeightedSums<V> {
     const int64_t stride = (is_partial ? task.partials_per_head : group.num_heads) * record;
     Split split;
     for (int64_t start = task.first_key; start < task.end_key; start += SPLIT_TOKENS) {
-      const Range range = in_split(group.first_visible(query), group.end_visible(query), start);
+      const Range range = seen(task, query, start);
       float* target = is_partial ? partial_of(task, start, query, scratch) : fresh;
       if (range.empty()) {
         for (int64_t n = 0; n < heads; ++n) clear(target + n / group.num_heads * stride + n % group.num_heads * record);
         continue;
       }
       place(start, range, smaller(task.end_key, group.end_visible(query)), split);
+      read_scales(start, split, scales);
+      fetch_scales(start + SPLIT_TOKENS, seen(task, query, start + SPLIT_TOKENS));
       with_numbers<V>(cache.type, [&](auto numbers) {
         this->template split_of_query<decltype(numbers)>(split, scaled, scores, totals, target, stride);
       });

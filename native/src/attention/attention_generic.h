@@ -26,8 +26,7 @@ struct Attention {
 
   static void attend(const KVCache& cache, int64_t layer, const AttentionStep& step, const AttentionPlan::Task& task,
                      const float* q, int64_t q_stride, float* out, int64_t out_stride, float* scratch) {
-    const bool is_few = !cache.is_latent && task.end_query - task.first_query <= FEW_QUERIES;
-    if (is_few && (task.num_kv_heads == 1 || cache.type != KVType::i8)) {  // those have scales of each head's own
+    if (!cache.is_latent && task.end_query - task.first_query <= FEW_QUERIES) {
       const FewQueries<V> few(cache, layer, step, task);
       for (int64_t query = task.first_query; query < task.end_query; ++query) {
         few.attend_query(task, query, q, q_stride, out, out_stride, scratch);

@@ -14,8 +14,8 @@ struct ManyQueries : WeightedSums<V> {
   using typename Sums::F, typename Sums::Split;
   using Sums::WeightedSums, Sums::W, Sums::SCORES, Sums::CHUNK, Sums::cache, Sums::chunks, Sums::clear, Sums::finish;
   using Sums::value_chunks, Sums::group, Sums::has_half_chunk, Sums::largest, Sums::merge_into, Sums::out_of;
-  using Sums::padded, Sums::partial_of, Sums::place, Sums::record, Sums::scaled_query, Sums::weigh;
-  using Sums::weight_sum;
+  using Sums::has_scales, Sums::padded, Sums::partial_of, Sums::place, Sums::place_scales, Sums::record;
+  using Sums::scaled_query, Sums::weigh, Sums::weight_sum;
   static constexpr int64_t TILE = 6;       // queries of one pass over transposed keys: 12 accumulators
   static constexpr int64_t STRIP = 2 * W;  // keys of one pass
   static constexpr int64_t TILES = 8;      // that use a strip or chunk while it is in the nearest cache
@@ -235,11 +235,16 @@ struct ManyQueries : WeightedSums<V> {
     float* scores = fresh + BLOCK * record;
     interleave_queries(task, q, q_stride, scaled, queries);
     for (int64_t r = 0; r < num_rows; ++r) clear(results + r * record);
+    alignas(64) float scales[2 * SPLIT_TOKENS];
     Split split;
     for (int64_t start = task.first_key; start < task.end_key; start += SPLIT_TOKENS) {
       split.range = in_split(group.first_visible(task.first_query), group.end_visible(task.end_query - 1), start);
       if (!split.range.empty()) {
         place(start, split.range, start + split.range.high, split);
+        if (has_scales) {
+          for (int64_t which = 0; which < 2; ++which) place_scales(start, split.range, which, 0, scales + which * SPLIT_TOKENS);
+          split.scales = scales;
+        }
         with_numbers<V>(cache.type, [&](auto numbers) {
           this->template transpose_keys<decltype(numbers)>(split, strips);
           this->template copy_values<decltype(numbers)>(split, values);

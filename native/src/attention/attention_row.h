@@ -102,10 +102,12 @@ struct AttentionRow {
     Range range;
     int64_t count;
     const uint8_t* rows[2 * SPLIT_TOKENS + AHEAD];
-    alignas(64) float key_scales[SPLIT_TOKENS];
-    alignas(64) float value_scales[SPLIT_TOKENS];
+    const float* scales = nullptr;  // [KV heads][K, V][SPLIT_TOKENS], or null: numbers have none
     const uint8_t* const* keys() const { return rows; }
     const uint8_t* const* values() const { return rows + count; }
+    const float* scales_of(int64_t head, int64_t which) const {
+      return scales == nullptr ? nullptr : scales + (head * 2 + which) * SPLIT_TOKENS;
+    }
   };
 
   const KVCache& cache;
@@ -146,30 +148,45 @@ struct AttentionRow {
     split.range = range;
     split.count = range.high - range.low;
     const int64_t ahead = smaller(end_key - start - range.high, AHEAD);
-    place_rows(start, range, 0, split.rows, split.key_scales);
-    place_rows(start, range, 1, split.rows + split.count, split.value_scales);
+    place_rows(start, range, 0, split.rows);
+    place_rows(start, range, 1, split.rows + split.count);
     const uint8_t** next = split.rows + 2 * split.count;
-    if (ahead > 0) place_rows(start, {range.high, range.high + ahead}, 0, next, nullptr);
+    if (ahead > 0) place_rows(start, {range.high, range.high + ahead}, 0, next);
     for (int64_t i = larger(ahead, 0); i < AHEAD; ++i) next[i] = split.rows[0];
   }
 
-  void place_rows(int64_t start, Range range, int64_t which, const uint8_t** rows, float* scales) const {
+  // Calls call(block, first, end, i) for the tokens [first, end) of each block of a range, the first being key i of it.
+  template <class Call>
+  void each_block(int64_t start, Range range, const Call& call) const {
     const int64_t size = cache.block_size;
-    const int64_t row_bytes = static_cast<int64_t>(cache.row_bytes());
     const int64_t* table = group.step.block_tables + group.row * group.step.table_width;
-    if (has_scales && scales != nullptr) std::memset(scales, 0, sizeof(float) * SPLIT_TOKENS);
     for (int64_t i = range.low; i < range.high;) {
-      const int64_t block = (start + i) / size;
       const int64_t first = (start + i) % size;
       const int64_t end = smaller(size, first + range.high - i);
-      const uint8_t* run = cache.run(table[block], layer, which, kv_head);
-      if (has_scales && scales != nullptr) {
-        const uint8_t* of_run = run + size * row_bytes + first * static_cast<int64_t>(sizeof(float));
-        std::memcpy(scales + i, of_run, sizeof(float) * static_cast<size_t>(end - first));
-      }
+      call(table[(start + i) / size], first, end, i);
       i += end - first;
-      for (int64_t offset = first; offset < end; ++offset) *rows++ = run + offset * row_bytes;
     }
+  }
+
+  void place_rows(int64_t start, Range range, int64_t which, const uint8_t** rows) const {
+    const int64_t row_bytes = static_cast<int64_t>(cache.row_bytes());
+    each_block(start, range, [&](int64_t block, int64_t first, int64_t end, int64_t) {
+      const uint8_t* run = cache.run(block, layer, which, kv_head);
+      for (int64_t offset = first; offset < end; ++offset) *rows++ = run + offset * row_bytes;
+    });
+  }
+
+  const uint8_t* scales_in(int64_t block, int64_t which, int64_t head) const {
+    return cache.run(block, layer, which, kv_head + head) + static_cast<size_t>(cache.block_size) * cache.row_bytes();
+  }
+
+  // Scales of keys or values of one KV head (counted from the task's first), 0 outside the range.
+  void place_scales(int64_t start, Range range, int64_t which, int64_t head, float* scales) const {
+    std::memset(scales, 0, sizeof(float) * SPLIT_TOKENS);
+    each_block(start, range, [&](int64_t block, int64_t first, int64_t end, int64_t i) {
+      const uint8_t* from = scales_in(block, which, head) + static_cast<size_t>(first) * sizeof(float);
+      std::memcpy(scales + i, from, sizeof(float) * static_cast<size_t>(end - first));
+    });
   }
 
   // ---- results ----

@@ -11,15 +11,12 @@ struct WeightedSums : AttentionRow<V> {
   using Row = AttentionRow<V>;
   using typename Row::F, typename Row::Split;
   using Row::AttentionRow, Row::W, Row::SCORES, Row::value_chunks, Row::has_half_value_chunk, Row::record;
-  using Row::has_scales;
 
-  // Turns the scores of a range into weights: `most` of all first, then piece by piece.
-  float largest_score(const Split& split, Range range, float* scores) const {
+  // Turns the scores of a range into weights: the largest of all first, then piece by piece. Scales may be null.
+  float largest_score(const float* scales, Range range, float* scores) const {
     const int64_t first = range.low / W * W, end = (range.high + W - 1) / W * W;
-    if (has_scales) {
-      for (int64_t i = first; i < end; i += W) {
-        V::store(scores + i, V::mul(V::load(scores + i), V::load(split.key_scales + i)));
-      }
+    if (scales != nullptr) {
+      for (int64_t i = first; i < end; i += W) V::store(scores + i, V::mul(V::load(scores + i), V::load(scales + i)));
     }
     for (int64_t i = first; i < range.low; ++i) scores[i] = -INFINITY;
     for (int64_t i = range.high; i < end; ++i) scores[i] = -INFINITY;
@@ -29,20 +26,20 @@ struct WeightedSums : AttentionRow<V> {
   }
 
   // Scores of keys [first, end), whole vectors, become weights; their sum by lanes is added to `total`.
-  void weights_of(const Split& split, int64_t first, int64_t end, F shift, float* scores, F& total) const {
+  void weights_of(const float* scales, int64_t first, int64_t end, F shift, float* scores, F& total) const {
     for (int64_t i = first; i < end; i += W) {
       const F weight = vector_exp_of_negative<V>(V::sub(V::load(scores + i), shift));
       total = V::add(total, weight);
-      V::store(scores + i, has_scales ? V::mul(weight, V::load(split.value_scales + i)) : weight);
+      V::store(scores + i, scales != nullptr ? V::mul(weight, V::load(scales + i)) : weight);
     }
   }
 
   // Turns scores of the range into weights (whole vectors around it, 0 outside); the largest score and the sum.
   void weigh(const Split& split, Range range, float* scores, float& most, float& sum) const {
     const int64_t first = range.low / W * W, end = (range.high + W - 1) / W * W;
-    most = largest_score(split, range, scores);
+    most = largest_score(split.scales_of(0, 0), range, scores);
     F total = V::zero();
-    weights_of(split, first, end, V::set1(most), scores, total);
+    weights_of(split.scales_of(0, 1), first, end, V::set1(most), scores, total);
     sum = V::sum_lanes(total);
   }
 
