@@ -89,10 +89,10 @@ class Settings(BaseModel):
     quantization: Literal["int8"] | None = Field(
         None, description="int8: every matrix becomes 8-bit integers, one scale per output, at load (native)."
     )
-    activation_dtype: Literal["int16", "int8"] = Field(
+    activation_dtype: Literal["int16", "int8", "bfloat16"] = Field(
         "int16",
         description="What inputs of 4- and 8-bit matrices are rounded to (native). int8 prefills faster and can change "
-        "answers.",
+        "answers. bfloat16: of bfloat16 matrices those of every layer, which stay float32 elsewhere (but on AMX).",
     )
     kv_cache_dtype: KVDTypeName = Field(
         "auto", description="Dtype of the KV cache. auto: that of --dtype, and float16 where that is auto."

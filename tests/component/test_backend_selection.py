@@ -112,11 +112,21 @@ def test_inputs_are_rounded_to_16_bits_unless_8_are_asked_for() -> None:
         Settings(activation_dtype="int4")
 
 
-@pytest.mark.parametrize("asked", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "asked", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}, {"activation_dtype": "bfloat16"}]
+)
 def test_what_only_the_native_backend_does_is_refused_elsewhere(asked: dict[str, Any]) -> None:
     assert worker(**asked).backend == "native"
-    with pytest.raises(SettingsError, match="int8 needs --backend native"):
+    with pytest.raises(SettingsError, match=r"(int8|bfloat16) needs --backend native"):
         plan(backend="torch", **asked)
+
+
+@pytest.mark.parametrize("asked", [{"dtype": "float32"}, {"dtype": "float16"}, {"quantization": "int8"}])
+def test_inputs_in_bfloat16_are_refused_where_no_matrix_is(asked: dict[str, Any]) -> None:
+    """Red when the setting is taken and does nothing."""
+    assert worker(dtype="bfloat16", activation_dtype="bfloat16").activation_dtype == "bfloat16"
+    with pytest.raises(SettingsError, match=rf"--\w+ {next(iter(asked.values()))} leaves none; use --dtype bfloat16"):
+        plan(activation_dtype="bfloat16", **asked)
 
 
 @given(st.sampled_from(["float32", "float16", "bfloat16", "int8"]), st.integers(1, 64), st.integers(1, 8))

@@ -136,7 +136,7 @@ def test_buffers_are_reused_and_operations_fused(weights: Weights) -> None:
     lists = []
     for num_layers in (1, 30):
         counting = Counting()
-        recorder = Recorder(counting, has_wide_inputs=True)
+        recorder = Recorder(counting, "int16")
         recorder.finish(layers(weights, num_layers)(recorder))
         lists.append(counting)
     assert lists[0].widths == lists[1].widths

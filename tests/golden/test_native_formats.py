@@ -13,6 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from tiny_decoders import BLOCK_SIZE, PagedDecoder, hf_model, prompt, row, small_layout, write_gguf
 
+from relevo.core.errors import SettingsError
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
@@ -69,6 +70,23 @@ def test_inputs_in_16_bits_are_as_good_as_float32(files: ModelFiles) -> None:
     expected = PagedDecoder(files).step(row(tokens, 0, list(range(6))))
     decoder = NativeDecoder(files, kv_dtype="float32", activation_dtype="int16")
     assert relative_error(decoder.step(row(tokens, 0, list(range(6)))), expected) < 2e-4
+
+
+def test_inputs_are_rounded_to_bfloat16_where_matrices_are_bfloat16(files: ModelFiles) -> None:
+    """Red when they are not rounded, are rounded to less, or another format is taken for bfloat16."""
+    tokens, blocks = prompt(21), list(range(6))
+    is_bfloat16 = any(stored.stored_as == "BF16" for stored in files.stored)
+    if not is_bfloat16:
+        with pytest.raises(SettingsError, match="no layer of this model has one"):
+            NativeDecoder(files, kv_dtype="float32", activation_dtype="bfloat16")
+        return
+    decoder = NativeDecoder(files, kv_dtype="float32", activation_dtype="bfloat16")
+    whole = decoder.step(row(tokens, 0, blocks))
+    assert 2e-4 < relative_error(whole, PagedDecoder(files).step(row(tokens, 0, blocks))) < 0.02
+    again = NativeDecoder(files, kv_dtype="float32", activation_dtype="bfloat16")
+    parts = [again.step(row(tokens[:13], 0, blocks)), again.step(row(tokens[13:14], 13, blocks))]
+    parts.append(again.step(row(tokens[14:], 14, blocks)))
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 @pytest.mark.parametrize(

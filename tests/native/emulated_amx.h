@@ -15,7 +15,6 @@ namespace emulated {
 inline __m512i sub_epi8(__m512i a, __m512i b) {
   return each_lane<__m512i>(U8(), [x = U8(a), y = U8(b)](int i) { return static_cast<uint8_t>(x.at[i] - y.at[i]); });
 }
-inline void storeu_si512(void* to, __m512i value) { std::memcpy(to, &value, sizeof value); }
 
 constexpr int kMaxRows = 16;
 constexpr int kMaxRowBytes = 64;
@@ -44,9 +43,6 @@ inline Tile& tile_of(int index) {
   require(tile.rows > 0, "the tile has no size");
   return tile;
 }
-
-// Subnormal numbers count as zero.
-inline float flushed(float value) { return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value; }
 
 template <class Element>
 Element element(const Tile& tile, int row, int index) {
@@ -157,4 +153,3 @@ void tile_add_bfloat_products() {
 }  // namespace relevo
 
 #define _mm512_sub_epi8(a, b) emulated::sub_epi8(a, b)
-#define _mm512_storeu_si512(to, value) emulated::storeu_si512(to, value)

@@ -50,6 +50,7 @@ Result each_lane(Out out, const Each& each) {
   return out.template as<Result>();
 }
 
+inline void storeu_si512(void* to, __m512i value) { std::memcpy(to, &value, sizeof value); }
 inline void storeu_ps(void* to, __m512 value) { std::memcpy(to, &value, sizeof value); }
 
 inline __m512i set1_epi32(int32_t value) {
@@ -92,6 +93,37 @@ inline __m512i dpwssd_epi32(__m512i sums, __m512i a, __m512i b) {
   return each_lane<__m512i>(I32(), [s = I32(sums), x = I16(a), y = I16(b)](int i) {
     int32_t sum = s.at[i];
     for (int j = 0; j < 2; ++j) sum += static_cast<int32_t>(x.at[2 * i + j]) * y.at[2 * i + j];
+    return sum;
+  });
+}
+inline __m512i rol_epi32(__m512i a, int count) {
+  return each_lane<__m512i>(U32(), [&, x = U32(a)](int i) { return x.at[i] << count | x.at[i] >> (32 - count); });
+}
+
+// Subnormal numbers count as zero.
+inline float flushed(float value) { return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value; }
+
+// To nearest, ties to even: the lower half of the result from b, the upper one from a.
+inline __m512bh cvtne2ps_pbh(__m512 a, __m512 b) {
+  return each_lane<__m512bh>(U16(), [x = F32(a), y = F32(b)](int i) {
+    const float value = flushed((i < 16 ? y : x).at[i % 16]);
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return static_cast<uint16_t>(value != value ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  });
+}
+
+// The product of the second numbers of a pair, then that of the first, each added with one rounding.
+inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
+  return each_lane<__m512>(F32(), [s = F32(sums), x = U16(a), y = U16(b)](int i) {
+    const auto number = [](uint16_t half) {
+      const uint32_t bits = static_cast<uint32_t>(half) << 16;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      return flushed(value);
+    };
+    float sum = flushed(s.at[i]);
+    for (int j = 1; j >= 0; --j) sum = flushed(std::fma(number(x.at[2 * i + j]), number(y.at[2 * i + j]), sum));
     return sum;
   });
 }
@@ -215,6 +247,7 @@ __mmask16 cmp_ps_mask(__m512 a, __m512 b) {
 
 #define _mm512_loadu_ps(from) emulated::loaded<__m512>(from)
 #define _mm512_loadu_si512(from) emulated::loaded<__m512i>(from)
+#define _mm512_storeu_si512(to, value) emulated::storeu_si512(to, value)
 #define _mm512_storeu_ps(to, value) emulated::storeu_ps(to, value)
 #define _mm512_setzero_si512() emulated::set1_epi32(0)
 #define _mm512_set1_epi32(value) emulated::set1_epi32(value)
@@ -233,6 +266,9 @@ __mmask16 cmp_ps_mask(__m512 a, __m512 b) {
 #define _mm512_cvtph_ps(a) emulated::cvtph_ps(a)
 #define _mm512_mul_ps(a, b) emulated::mul_ps(a, b)
 #define _mm512_fmadd_ps(a, b, c) emulated::fmadd_ps(a, b, c)
+#define _mm512_rol_epi32(a, count) emulated::rol_epi32(a, count)
+#define _mm512_cvtne2ps_pbh(a, b) emulated::cvtne2ps_pbh(a, b)
+#define _mm512_dpbf16_ps(sums, a, b) emulated::dpbf16_ps(sums, a, b)
 #define _mm512_castsi512_ps(a) emulated::castsi512_ps(a)
 #define _mm512_setzero_ps() emulated::set1_ps(0.0f)
 #define _mm512_add_ps(a, b) emulated::add_ps(a, b)

@@ -40,7 +40,7 @@ bool agree(const Case& c, std::mt19937& random) {
 int main() {
   std::mt19937 random(7);
   int compared = 0;
-  for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8_0, Format::q4_0, Format::q4_1,
+  for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::bf16_rounded, Format::q8_0, Format::q4_0, Format::q4_1,
                               Format::q8_channel, Format::q8_0_wide, Format::q4_0_wide, Format::q4_1_wide,
                               Format::q8_channel_wide, Format::q5_0, Format::q5_1, Format::q4_k, Format::q5_k, Format::q6_k,
                               Format::q5_0_wide, Format::q5_1_wide, Format::q4_k_wide, Format::q5_k_wide, Format::q6_k_wide}) {

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relevo.engine.ops.bfloat16 import bfloat16_bits, bfloat16_values
 from relevo.engine.ops.formats import BLOCK_FORMATS as HELD
 
 native = pytest.importorskip("relevo_native._native")
@@ -36,7 +37,8 @@ HALVES_AT = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}  # in a block of 25
 FLOAT_FORMATS = ("float32", "float16", "bfloat16")
 STORED_FORMATS = (*FLOAT_FORMATS, *BLOCK_FORMATS, *SUPER_FORMATS, "q8_channel")
 WIDE = "_wide"  # the same weights, multiplied with inputs rounded to 16 bits
-FORMATS = (*STORED_FORMATS, *(name + WIDE for name in (*BLOCK_FORMATS, *SUPER_FORMATS, "q8_channel")))
+ROUNDED = "bfloat16_rounded"  # bfloat16 weights, multiplied with inputs rounded to bfloat16
+FORMATS = (*STORED_FORMATS, ROUNDED, *(name + WIDE for name in (*BLOCK_FORMATS, *SUPER_FORMATS, "q8_channel")))
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Weight:
 def make_weight(format: str, n: int, k: int, seed: int) -> Weight:
     if format.endswith(WIDE):
         return replace(make_weight(format.removesuffix(WIDE), n, k, seed), format=format)
+    if format == ROUNDED:
+        return replace(make_weight("bfloat16", n, k, seed), format=format)
     if format in SUPER_FORMATS:
         return random_super_blocks(format, n, k, seed)
     values = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32) / np.float32(k**0.5)
@@ -84,7 +88,10 @@ def random_super_blocks(format: str, n: int, k: int, seed: int) -> Weight:
 
 
 def quantised_inputs(x: Floats, format: str) -> Floats:
-    """What integer formats multiply: int8 per block, scale = max |x| / 127, rounded half to even; int16 if wide."""
+    """What is multiplied: bfloat16; in integer formats int8 per block, scale = max |x| / 127, rounded half to even, or
+    int16 if wide."""
+    if format == ROUNDED:
+        return bfloat16_values(bfloat16_bits(x.copy()))
     levels = np.float32(32767 if format.endswith(WIDE) else 127)
     block = {"q8_channel": 64, "q6_k": 16}.get(format.removesuffix(WIDE), 32)
     m, k = x.shape
@@ -191,6 +198,27 @@ def test_all_paths_agree_to_the_bit(shape: tuple[str, int, int, int, int]) -> No
     format, n, k, m, seed = shape
     weight, x = make_weight(format, n, k, seed), inputs(m, k, seed)
     results = [multiply(weight.packed(path), x) for path in PATHS]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("m", [1, 3, 29])
+def test_what_is_below_the_least_normal_number_counts_as_zero_alike_on_all_paths(m: int) -> None:
+    """Red when a path keeps what AVX512_BF16 flushes, in weights, inputs, sums, a bias or outputs."""
+    rng = np.random.default_rng(m)
+    n, k = 21, 70
+    weights = (rng.integers(1, 1 << 16, (n, k)) & 0x807F | rng.choice([0, 60, 64], (n, k)) << 7).astype(np.uint16)
+    bits = rng.integers(0, 1 << 23, (m, k), np.uint32) | (rng.choice([0, 60, 64], (m, k)) << 23).astype(np.uint32)
+    x = (bits | rng.integers(0, 2, (m, k), np.uint32) << 31).view(np.float32)
+    bias = (rng.integers(0, 1 << 24, n, np.uint32)).view(np.float32)
+    results = []
+    for path in PATHS:
+        linear = native.PackedLinear(path, ROUNDED, weights.view(np.uint8), k)
+        y = np.full((m, n), 1e-39, np.float32)
+        linear.multiply(x, y, bias=bias, accumulate=True)
+        results.append(np.concatenate([y, multiply(linear, x)]).view(np.uint32))
+    magnitudes = results[0] & 0x7FFFFFFF
+    assert (magnitudes == 0).any() and not ((magnitudes > 0) & (magnitudes < 0x00800000)).any()
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
 

@@ -33,6 +33,7 @@ Format format_named(const std::string& name) {
       {"float32", Format::f32},
       {"float16", Format::f16},
       {"bfloat16", Format::bf16},
+      {"bfloat16_rounded", Format::bf16_rounded},
       {"q8_0", Format::q8_0},
       {"q4_0", Format::q4_0},
       {"q4_1", Format::q4_1},

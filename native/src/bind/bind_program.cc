@@ -599,8 +599,10 @@ void bind_program(nb::module_& module) {
   nb::class_<Matrix>(module, "Matrix")
       .def_prop_ro("shape", [](const Matrix& self) { return std::pair(self.n, self.k); })
       .def_prop_ro("formats", &format_names, "What its rows are stored as.")
-      .def("wide", [](const Matrix& self) { return widened(self); }, nb::keep_alive<0, 1>(),
-           "The same packed weights, whose products round inputs to 16 bits where they are integers.");
+      .def("wide", [](const Matrix& self) { return twin(self, widened); }, nb::keep_alive<0, 1>(),
+           "The same packed weights, whose products round inputs to 16 bits where they are integers.")
+      .def("rounded", [](const Matrix& self) { return twin(self, rounded); }, nb::keep_alive<0, 1>(),
+           "The same packed weights, whose products round inputs to bfloat16 where they are bfloat16.");
   nb::class_<VectorWeight>(module, "Vector")
       .def("__init__",
            [](VectorWeight* self, const std::string& stored, const Array1<uint8_t>& data) {

@@ -141,7 +141,7 @@ const char* operand_name(Operand operand) {
 const LimitKernels& limit_kernels(Path path) {
 #if defined(__x86_64__)
   if (path == Path::amx) return limits_amx;
-  if (path == Path::avx512) return limits_avx512;
+  if (path == Path::avx512) return __builtin_cpu_supports("avx512bf16") ? limits_avx512bf16 : limits_avx512;
   if (path == Path::avx2) return limits_avx2;
 #elif defined(__aarch64__)
 #if defined(RELEVO_HAS_I8MM)

@@ -11,7 +11,7 @@
 namespace relevo {
 
 // What is multiplied. int4: unsigned 4-bit by signed 8-bit, whose sums may stay narrow for longer than those of int8.
-// bf16 is multiplied as f32 where a path has nothing faster.
+// bf16 is multiplied as f32 where a path or processor has nothing faster.
 enum class Operand { f32, bf16, int8, int4 };
 
 constexpr int NUM_OPERANDS = 4;

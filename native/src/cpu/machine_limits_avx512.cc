@@ -10,14 +10,15 @@ namespace {
 
 constexpr int SUMS = 12;  // two multipliers, latency four or five: at least ten in flight
 static_assert(SUMS * 16 == FLOAT_PRODUCTS_AVX512, "a vector holds 16 floats");
+static_assert(SUMS * 64 == BYTE_PRODUCTS_AVX512, "a vector holds 64 bytes");
 
-double multiply_bytes(int64_t rounds) {
+}  // namespace
+
+double multiply_bytes_with_avx512(int64_t rounds) {
   return multiply_in_registers<int32_t, SUMS>(
       rounds, _mm512_setzero_si512(), _mm512_set1_epi32(0x01010101),
       [](const __m512i& sum, const __m512i& x, const __m512i& y) { return _mm512_dpbusd_epi32(sum, x, y); });
 }
-
-}  // namespace
 
 double multiply_floats_with_avx512(int64_t rounds) {
   return multiply_in_registers<float, SUMS>(
@@ -28,8 +29,9 @@ double multiply_floats_with_avx512(int64_t rounds) {
 const LimitKernels limits_avx512 = {
     Path::avx512,
     read_with_avx2,
-    {multiply_floats_with_avx512, multiply_floats_with_avx512, multiply_bytes, multiply_bytes},
-    {FLOAT_PRODUCTS_AVX512, FLOAT_PRODUCTS_AVX512, SUMS * 64, SUMS * 64},
+    {multiply_floats_with_avx512, multiply_floats_with_avx512, multiply_bytes_with_avx512,
+     multiply_bytes_with_avx512},
+    {FLOAT_PRODUCTS_AVX512, FLOAT_PRODUCTS_AVX512, BYTE_PRODUCTS_AVX512, BYTE_PRODUCTS_AVX512},
 };
 
 }  // namespace relevo

@@ -7,6 +7,7 @@ extern const LinearKernels kLinearPortable;
 #if defined(__x86_64__)
 extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512;
+extern const LinearKernels kLinearAvx512Bf16;
 extern const LinearKernels kLinearAmx;
 #elif defined(__aarch64__)
 extern const LinearKernels kLinearNeon;
@@ -17,7 +18,7 @@ extern const LinearKernels kLinearI8mm;
 const LinearKernels& linear_kernels(Path path) {
 #if defined(__x86_64__)
   if (path == Path::amx) return kLinearAmx;
-  if (path == Path::avx512) return kLinearAvx512;
+  if (path == Path::avx512) return __builtin_cpu_supports("avx512bf16") ? kLinearAvx512Bf16 : kLinearAvx512;
   if (path == Path::avx2) return kLinearAvx2;
 #elif defined(__aarch64__)
 #if defined(RELEVO_HAS_I8MM)

@@ -20,10 +20,12 @@ namespace relevo {
 // q8_channel: int8 with one float32 scale per output row, made at load. q4_k, q5_k and q6_k are GGUF's, too: blocks of 256
 // whose parts have scales (and minima) that are an integer times one float16 of the block. These round a product's inputs to
 // 8 bits; their wide twins, in the same order, are the same weights, packed alike, whose products round inputs to 16 bits.
+// bf16_rounded is bf16, packed alike, whose products round inputs to bfloat16; those of bf16 do so on matrix tiles alone.
 enum class Format {
   f32,
   f16,
   bf16,
+  bf16_rounded,
   q8_0,
   q4_0,
   q4_1,
@@ -47,15 +49,19 @@ constexpr int kTwin = static_cast<int>(Format::q8_0_wide) - static_cast<int>(For
 
 constexpr bool is_wide(Format format) { return format >= Format::q8_0_wide; }
 
-// The twin whose products round inputs to 16 bits; a float format is its own.
+// The twin whose products round inputs to 16 bits where they are integers; a float format is its own.
 constexpr Format widened(Format format) {
   return format < Format::q8_0 || is_wide(format) ? format : static_cast<Format>(static_cast<int>(format) + kTwin);
 }
 
 // The twin that says how weights are stored, whatever inputs are rounded to.
 constexpr Format narrowed(Format format) {
+  if (format == Format::bf16_rounded) return Format::bf16;
   return is_wide(format) ? static_cast<Format>(static_cast<int>(format) - kTwin) : format;
 }
+
+// The twin whose products round inputs to bfloat16; only bf16 has one.
+constexpr Format rounded(Format format) { return format == Format::bf16 ? Format::bf16_rounded : format; }
 
 // Whether scales have scales: blocks of 256.
 constexpr bool is_super(Format format) {
@@ -65,6 +71,7 @@ constexpr bool is_super(Format format) {
 
 // Whether not every path has kernels for it: then it uses those of another.
 constexpr bool is_uncommon(Format format) {
+  if (format == Format::bf16_rounded) return true;
   return is_super(format) || narrowed(format) == Format::q5_0 || narrowed(format) == Format::q5_1;
 }
 

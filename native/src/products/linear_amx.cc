@@ -1,8 +1,7 @@
 // Matrix products with AMX: bfloat16 weights and the formats that multiply integers on matrix tiles, float16 and float32
 // as with AVX-512.
 //
-// Weights of the integer formats are packed as on every path, so their few rows are multiplied by the AVX-512 kernels;
-// bfloat16 weights are packed in pairs, and all of their products are tiles.
+// Few rows of the integer formats are multiplied by the AVX-512 kernels; all products of bfloat16 weights are tiles.
 // gcc 12 takes the undefined pass-through operands of its own intrinsics for uninitialised variables.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
@@ -41,6 +40,9 @@ bool with_integer_tiles(Format format, const Call& call) {
   }
 }
 
+// With inputs rounded to bfloat16, asked for or not.
+bool is_bfloat(Format format) { return narrowed(format) == Format::bf16; }
+
 bool has_integer_tiles(Format format) {
   return with_integer_tiles(format, [](auto) {});
 }
@@ -58,31 +60,13 @@ Split split_of(int64_t m, int64_t k) {
   return {tiled, m - tiled, static_cast<size_t>(groups * num_blocks(F::kFormat, k) * F::kInputGroupBytes)};
 }
 
-size_t panel_bytes_amx(Format format, int64_t k) {
-  return format == Format::bf16 ? pair_panel_bytes(k) : panel_bytes(format, k);
-}
-
-void pack_amx(const Linear& w, int64_t panel, const uint8_t* const* raw, int64_t num_rows) {
-  if (w.format == Format::bf16)
-    pack_pairs(w, panel, raw, num_rows);
-  else
-    pack_panel(w, panel, raw, num_rows);
-}
-
-void unpack_row_amx(const Linear& w, int64_t row, float* out) {
-  if (w.format == Format::bf16)
-    unpack_pairs(w, row, out);
-  else
-    unpack_packed_row(w, row, out);
-}
-
 int64_t input_group_amx(Format format) {
-  if (format == Format::bf16 || has_integer_tiles(format)) return kTileRows;
+  if (is_bfloat(format) || has_integer_tiles(format)) return kTileRows;
   return kLinearAvx512.input_group(format);
 }
 
 size_t input_bytes_amx(Format format, int64_t m, int64_t k) {
-  if (format == Format::bf16) return bfloat_input_bytes(m, k);
+  if (is_bfloat(format)) return bfloat_input_bytes(m, k);
   size_t bytes = 0;
   const bool is_tiled = with_integer_tiles(format, [&](auto f) {
     const Split split = split_of<decltype(f)>(m, k);
@@ -93,7 +77,7 @@ size_t input_bytes_amx(Format format, int64_t m, int64_t k) {
 
 void prepare_amx(Format format, const float* x, int64_t x_stride, int64_t m, int64_t k, int64_t first, int64_t end,
                  uint8_t* inputs) {
-  if (format == Format::bf16) return prepare_bfloats(x, x_stride, m, k, first, end, inputs);
+  if (is_bfloat(format)) return prepare_bfloats(x, x_stride, m, k, first, end, inputs);
   const bool is_tiled = with_integer_tiles(format, [&](auto f) {
     const Split split = split_of<decltype(f)>(m, k);
     prepare_integers<decltype(f)>(x, x_stride, m, k, first, end, inputs);
@@ -107,7 +91,7 @@ void prepare_amx(Format format, const float* x, int64_t x_stride, int64_t m, int
 void multiply_amx(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
                   const float* bias, bool accumulate, float* y, int64_t y_stride) {
   const Output output{bias, accumulate, y, y_stride};
-  if (w.format == Format::bf16) return multiply_bfloats(w, inputs, m, first_panel, end_panel, output);
+  if (is_bfloat(w.format)) return multiply_bfloats(w, inputs, m, first_panel, end_panel, output);
   const bool is_tiled = with_integer_tiles(w.format, [&](auto f) {
     const Split split = split_of<decltype(f)>(m, w.k);
     if (split.num_tiled > 0)
@@ -123,7 +107,7 @@ void multiply_amx(const Linear& w, const uint8_t* inputs, int64_t m, int64_t fir
 }  // namespace
 
 extern const LinearKernels kLinearAmx;
-const LinearKernels kLinearAmx = {Path::amx,       panel_rows,      panel_bytes_amx, pack_amx,    unpack_row_amx,
+const LinearKernels kLinearAmx = {Path::amx,       panel_rows,      panel_bytes, pack_panel,    unpack_packed_row,
                                   input_group_amx, input_bytes_amx, prepare_amx,     multiply_amx};
 
 }  // namespace relevo

@@ -5,6 +5,7 @@
 // the first-level cache and is used by all of them, as many input rows at a time as the second-level cache holds.
 #include <immintrin.h>
 
+#include "products/flushing_x86.h"
 #include "products/linear_inputs_avx2.h"
 #include "products/linear_supers.h"
 #include "products/linear_vectors.h"
@@ -38,9 +39,10 @@ struct Avx2Vectors {
   static constexpr int kVectors = 2;
   static Vector load_floats(const uint8_t* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
   static Vector load_halves(const uint8_t* from) { return _mm256_cvtph_ps(load_16_bytes(from)); }
-  static Vector load_bfloats(const uint8_t* from) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_16_bytes(from)), 16));
+  static Vector load_first(const uint8_t* from) {
+    return _mm256_castsi256_ps(_mm256_and_si256(load_bytes(from), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
   }
+  static Vector load_second(const uint8_t* from) { return _mm256_castsi256_ps(_mm256_slli_epi32(load_bytes(from), 16)); }
   static void store_floats(uint8_t* to, Vector value) { _mm256_storeu_ps(reinterpret_cast<float*>(to), value); }
   static Vector every_lane_float(const uint8_t* from) {
     return _mm256_broadcast_ss(reinterpret_cast<const float*>(from));
@@ -405,6 +407,7 @@ struct SuperBlocks : SuperShape<kOne, Part> {
 struct Avx2Path {
   static constexpr Path kPath = Path::avx2;
   static constexpr bool kHasUncommon = true;
+  using WhileRounded = Flushing;
   using FourK = SuperBlocks<Format::q4_k, relevo::Nibbles<Format::q4_1>>;
   using WideFourK = SuperBlocks<Format::q4_k_wide, relevo::WideNibbles<Format::q4_1_wide>>;
   template <Format kOne>

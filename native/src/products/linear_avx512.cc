@@ -10,6 +10,7 @@
 // gcc 12 takes the undefined pass-through operands of its own intrinsics for uninitialised variables.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
+#include "products/flushing_x86.h"
 #include "products/linear_inputs_avx2.h"
 #include "products/linear_supers.h"
 #include "products/linear_vectors_avx512.h"
@@ -32,13 +33,6 @@ __m512i every_lane(const uint8_t* from) {
   std::memcpy(&bytes, from, sizeof bytes);
   return _mm512_set1_epi32(bytes);
 }
-
-struct Avx512 : Tiles<Avx512Vectors> {
-  static constexpr size_t kStretchBytes = 32 * 1024;   // weights that stay in a first-level cache
-  static constexpr size_t kInputsBytes = 768 * 1024;  // inputs that stay in a second-level cache
-  static constexpr int64_t kFloatGroup = 8;
-  static constexpr bool kExpandsFloats = false;
-};
 
 // ---- Weights as packed, `at` a block or part of them. bytes(step): [16 rows][4 of k], unsigned. even(step), odd(step): of the
 // same 4 of k the first and third, the second and fourth: [16 rows][2] int16. scale(), minimum(): [16 rows].
@@ -225,6 +219,7 @@ struct SuperBlocks : SuperShape<kOne, Part> {
 struct Avx512Path {
   static constexpr Path kPath = Path::avx512;
   static constexpr bool kHasUncommon = true;
+  using WhileRounded = Flushing;
   using FourK = SuperBlocks<Format::q4_k, relevo::Nibbles<Format::q4_1>>;
   using WideFourK = SuperBlocks<Format::q4_k_wide, relevo::Nibbles<Format::q4_1_wide>>;
   template <Format kOne>

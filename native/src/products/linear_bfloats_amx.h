@@ -16,7 +16,6 @@
 
 #include <cstring>
 
-#include "products/linear_pairs.h"
 #include "products/linear_tiles.h"
 #include "products/tiles_amx.h"
 
@@ -28,32 +27,24 @@ constexpr int64_t kBfloatStretch = 18;             // blocks of a panel that sta
 constexpr size_t kBfloatInputsBytes = 1024 * 1024;  // prepared inputs that stay in a second-level cache
 constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
 
-// Nearest, ties to even; what is not a number stays so.
-uint16_t bfloat_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  const uint32_t quiet = bits >> 16 | 0x40;
-  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
-}
-
 // Up to 16 rows are one group of just as many; more are groups of 16, the last filled with zeros, so that all tiles of a
-// product have one shape. Inputs of a group of R rows: [blocks][R][32] bfloat16.
+// product have one shape. Inputs of a group of R rows: [blocks][R][32] bfloat16,
+// k = 2 g + 1 before k = 2 g, as weights are packed.
 int64_t bfloat_group_rows(int64_t m) { return m < kTileRows ? m : kTileRows; }
 int64_t num_bfloat_groups(int64_t m) { return (m + kTileRows - 1) / kTileRows; }
 size_t bfloat_input_bytes(int64_t m, int64_t k) {
-  return num_bfloat_groups(m) * bfloat_group_rows(m) * num_pair_blocks(k) * kTileRowBytes;
+  return num_bfloat_groups(m) * bfloat_group_rows(m) * num_blocks(Format::bf16, k) * kTileRowBytes;
 }
 
 void prepare_bfloats(const float* x, int64_t x_stride, int64_t m, int64_t k, int64_t first, int64_t end, uint8_t* inputs) {
-  const int64_t blocks = num_pair_blocks(k), group_rows = bfloat_group_rows(m);
+  const int64_t blocks = num_blocks(Format::bf16, k), group_rows = bfloat_group_rows(m);
   const int64_t padded_end = end == m ? num_bfloat_groups(m) * group_rows : end;
   for (int64_t row = first; row < padded_end; ++row) {
     uint8_t* out = inputs + (row / kTileRows * group_rows * blocks + row % kTileRows) * kTileRowBytes;
     for (int64_t b = 0; b < blocks; ++b, out += group_rows * kTileRowBytes) {
-      const int64_t left = k - b * kPairBlock, count = row >= m ? 0 : left < kPairBlock ? left : kPairBlock;
-      uint16_t values[kPairBlock] = {};
-      for (int64_t i = 0; i < count; ++i) values[i] = bfloat_bits(x[(row - first) * x_stride + b * kPairBlock + i]);
+      const int64_t left = k - b * kBlock, count = row >= m ? 0 : left < kBlock ? left : kBlock;
+      uint16_t values[kBlock] = {};
+      for (int64_t i = 0; i < count; ++i) values[i ^ 1] = float_to_bfloat(x[(row - first) * x_stride + b * kBlock + i]);
       std::memcpy(out, values, sizeof values);
     }
   }
@@ -72,7 +63,7 @@ void configure_bfloat_tiles(int64_t group_rows) {
 // Prefetching past the end of a weight is harmless: it is not an access.
 void prefetch_bfloats(const uint8_t* from) {
   const uintptr_t start = reinterpret_cast<uintptr_t>(from) + kBfloatPrefetchBytes;
-  for (size_t i = 0; i < kPairBlockBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T0);
+  for (size_t i = 0; i < kBfloatBlockBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T0);
 }
 
 // What one to two panels by one to two groups of rows multiply.
@@ -104,7 +95,7 @@ void add_bfloat_tiles(const BfloatTiles& t, bool is_first) {
   if constexpr (kPanels > 1 && kGroups > 1) start_sums<3>(second_panel + kGroupSums, is_first);
   const uint8_t* w = t.weights;
   const uint8_t* x = t.inputs;
-  for (int64_t b = 0; b < t.blocks; ++b, w += kPairBlockBytes, x += t.input_block_bytes) {
+  for (int64_t b = 0; b < t.blocks; ++b, w += kBfloatBlockBytes, x += t.input_block_bytes) {
     if constexpr (kPrefetches) prefetch_bfloats(w);
     if constexpr (kPrefetches && kPanels > 1) prefetch_bfloats(w + t.panel_stride);
     tile_load<6>(w, kTileRowBytes);
@@ -151,18 +142,18 @@ struct Bfloats {  // what store_tile asks
 template <int kPanels>
 void multiply_bfloat_panels(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_row, int64_t end_row,
                             int64_t panel, const Output& output) {
-  const int64_t blocks = num_pair_blocks(w.k), groups = num_bfloat_groups(end_row - first_row);
+  const int64_t blocks = num_blocks(Format::bf16, w.k), groups = num_bfloat_groups(end_row - first_row);
   const int64_t stretches = (blocks + kBfloatStretch - 1) / kBfloatStretch;
   const int64_t stretch = (blocks + stretches - 1) / stretches;
   alignas(64) float sums[kPanels][kMostRowsPerPass * kPanelRows];
   BfloatTiles t;
-  t.panel_stride = pair_panel_bytes(w.k);
+  t.panel_stride = panel_bytes(Format::bf16, w.k);
   t.input_block_bytes = bfloat_group_rows(m) * kTileRowBytes;
   t.group_stride = blocks * t.input_block_bytes;
   t.sums = sums[0];
   t.sums_panel_stride = kMostRowsPerPass * kPanelRows;
   for (int64_t first = 0; first < blocks; first += stretch) {
-    t.weights = w.packed + panel * t.panel_stride + first * kPairBlockBytes;
+    t.weights = w.packed + panel * t.panel_stride + first * kBfloatBlockBytes;
     t.inputs = inputs + first_row / kTileRows * t.group_stride + first * t.input_block_bytes;
     t.blocks = blocks - first < stretch ? blocks - first : stretch;
     add_bfloat_groups<kPanels>(t, groups, first == 0);
@@ -171,7 +162,7 @@ void multiply_bfloat_panels(const Linear& w, const uint8_t* inputs, int64_t m, i
 }
 
 int64_t bfloat_rows_per_pass(int64_t k) {
-  const int64_t fitting = static_cast<int64_t>(kBfloatInputsBytes) / (num_pair_blocks(k) * kTileBytes) * kTileRows;
+  const int64_t fitting = static_cast<int64_t>(kBfloatInputsBytes) / (num_blocks(Format::bf16, k) * kTileBytes) * kTileRows;
   return fitting < 128 ? 128 : fitting > kMostRowsPerPass ? kMostRowsPerPass : fitting;
 }
 

@@ -57,7 +57,7 @@ void pack_plain(const uint8_t* raw, int64_t row, uint8_t* block) {
 
 void pack_elements(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
   const size_t size = element_bytes(format);
-  for (int64_t i = 0; i < k; ++i) std::memcpy(panel + (i * kPanelRows + row) * size, raw + i * size, size);
+  for (int64_t i = 0; i < k; ++i) std::memcpy(panel + element_place(format, row, i), raw + i * size, size);
 }
 
 uint8_t* channel_scales(uint8_t* panel, int64_t k) {
@@ -114,7 +114,7 @@ void unpack_channel(int64_t k, int64_t row, uint8_t* panel, float* out) {
 void unpack_elements(Format format, int64_t k, int64_t row, const uint8_t* panel, float* out) {
   const size_t size = element_bytes(format);
   for (int64_t i = 0; i < k; ++i) {
-    const uint8_t* from = panel + (i * kPanelRows + row) * size;
+    const uint8_t* from = panel + element_place(format, row, i);
     if (format == Format::f32) std::memcpy(out + i, from, size);
     if (format == Format::f16) out[i] = half_to_float(read_u16(from));
     if (format == Format::bf16) out[i] = bfloat_to_float(read_u16(from));
@@ -266,6 +266,11 @@ bool is_float(Format format) { return format == Format::f32 || format == Format:
 
 }  // namespace
 
+size_t element_place(Format stored, int64_t row, int64_t k) {
+  if (stored == Format::bf16) return k / 2 * kGroupBytes + row * 4 + (1 - k % 2) * kHalf;
+  return (k * kPanelRows + row) * element_bytes(stored);
+}
+
 float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = half & 0x7fff;
@@ -300,11 +305,14 @@ int64_t input_block(Format format) {
   return narrowed(format) == Format::q8_channel ? kChannelBlock : kBlock;
 }
 
-int64_t stored_block(Format format) { return is_super(format) ? kSuperBlock : input_block(format); }
+int64_t stored_block(Format format) {
+  if (format == Format::f32 || format == Format::f16) return 1;
+  return is_super(format) ? kSuperBlock : input_block(format);
+}
 
 size_t block_bytes(Format stored) {
   const Format format = narrowed(stored);
-  if (is_float(format)) return kPanelRows * element_bytes(format);
+  if (is_float(format)) return stored_block(format) * kPanelRows * element_bytes(format);
   if (format == Format::q8_channel) return kChannelBlock * kPanelRows;
   if (is_super(format)) return halves_at(format) + num_ends(format) * kPanelRows * kHalf;
   if (is_uncommon(format)) return part_bytes(format) + (format == Format::q5_1 ? 2 : 1) * kPanelRows * kHalf;
@@ -313,7 +321,6 @@ size_t block_bytes(Format stored) {
 }
 
 int64_t num_blocks(Format format, int64_t k) {
-  if (is_float(format)) return k;
   const int64_t block = stored_block(format);
   return (k + block - 1) / block;
 }
@@ -335,7 +342,8 @@ size_t raw_row_bytes(Format format, int64_t k) {
 void pack_panel(const Linear& w, int64_t panel, const uint8_t* const* raw, int64_t num_rows) {
   uint8_t* to = w.packed + panel * panel_bytes(w.format, w.k);
   const Format stored = narrowed(w.format);
-  if (num_rows < kPanelRows || stored == Format::q8_channel) std::memset(to, 0, panel_bytes(stored, w.k));
+  const bool has_gaps = num_rows < kPanelRows || stored == Format::q8_channel || (stored == Format::bf16 && w.k % kBlock != 0);
+  if (has_gaps) std::memset(to, 0, panel_bytes(stored, w.k));
   if (!is_float(stored) && stored != Format::q8_channel) return pack_rows(stored, w.k, raw, num_rows, to);
   for (int64_t row = 0; row < num_rows; ++row) {
     if (is_float(stored))

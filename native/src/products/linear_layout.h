@@ -1,7 +1,9 @@
 // The packed form of a weight, the same on every path.
 //
 // A panel holds 16 output rows, interleaved so that a vector's lanes are output rows. Along k it is a sequence of:
-//   f32, f16, bf16   one k: [16 rows] of the element
+//   f32, f16         one k: [16 rows] of the element
+//   bf16             one block of 32 k (the last is filled with zeros), a matrix tile: 16 groups of [16 rows][2 elements],
+//                    k = 2 g + 1 and then k = 2 g, since instructions that add products of two begin with the second
 //   q4_0, q4_1       one block of 32 k: 4 groups of [16 rows][4 bytes]; byte i of group g holds k = 4 g + i in its low
 //                    nibble and k = 16 + 4 g + i in its high one (the order of a GGUF block). Then float16 [16 rows]
 //                    scales and, for q4_1, float16 [16 rows] minima
@@ -17,20 +19,23 @@
 //                    [16 rows][4 bytes] of the fifth and sixth bits: bits 2 s and 2 s + 1 of byte i are those of
 //                    k = 4 s + i. All are raised by 32. Then int8 [16 rows] scales for each part; then float16 [16 rows]
 //                    what they are multiples of
-// A wide format is packed as its twin.
+// A wide or rounded format is packed as its twin.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "products/linear.h"
 
 namespace relevo {
 
 constexpr int64_t kPanelRows = 16;
-constexpr int64_t kBlock = 32;         // k per scale of q8_0, q4_0 and q4_1
+constexpr int64_t kBlock = 32;         // k per scale of q8_0, q4_0 and q4_1; of bf16 what is stored together
 constexpr int64_t kChannelBlock = 64;  // k per input scale of q8_channel
 constexpr size_t kGroupBytes = 64;     // 16 rows of 4 bytes
+constexpr size_t kBfloatBlockBytes = kBlock / 2 * kGroupBytes;
 constexpr int64_t kSuperBlock = 256;   // k per float16 of q4_k and q6_k
 constexpr int64_t kSmallBlock = 16;    // k per scale of q6_k
 
@@ -96,18 +101,35 @@ PartEnd part_end(Format format, const uint8_t* block, int64_t part, int64_t row)
 
 // Inputs per scale, for the formats that multiply integers.
 int64_t input_block(Format format);
-// Weights along k that are stored together, for the same formats.
+// Weights along k that are stored together: one for float32 and float16.
 int64_t stored_block(Format format);
-// Bytes of one block of a panel (of one k for the float formats).
+// Bytes of one block of a panel.
 size_t block_bytes(Format format);
-// Blocks of a panel (k for the float formats).
+// Blocks of a panel.
 int64_t num_blocks(Format format, int64_t k);
 
 size_t panel_bytes(Format format, int64_t k);
+// Where an element of a panel of floats is.
+size_t element_place(Format stored, int64_t row, int64_t k);
 void pack_panel(const Linear& w, int64_t panel, const uint8_t* const* raw, int64_t num_rows);
 void unpack_packed_row(const Linear& w, int64_t row, float* out);
 
 float half_to_float(uint16_t half);
 float bfloat_to_float(uint16_t bits);
+
+// Nearest, ties to even; what is not a number stays so.
+inline uint16_t float_to_bfloat(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const uint32_t quiet = bits >> 16 | 0x40;
+  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+}
+
+// The same, where what is below 2^-126 in magnitude counts as zero of its sign.
+inline uint16_t flushed_bfloat(float value) {
+  const uint16_t bits = float_to_bfloat(value);
+  return std::fabs(value) < 0x1p-126f ? bits & 0x8000 : bits;
+}
 
 }  // namespace relevo

@@ -8,7 +8,9 @@
 //   q4_k, q5_k    as q4_1, w_scale and w_minimum being products of two, which are exact
 //   q6_k          as q8_0, likewise
 //   q8_channel    acc = fma(x_scale, dot, acc); at the end acc *= w_scale of the row
-// Float formats: acc = fma(w, x, acc) in float32 with k ascending. Then y = acc + bias, added to y if asked.
+// Float formats: acc = fma(w, x, acc) in float32 with k ascending; bf16_rounded: of x rounded to bfloat16, nearest, ties to
+// even, where all operands and results below 2^-126 in magnitude, also when bias and y are added, count as zero of their
+// sign, as the instruction of AVX512_BF16 has it. bf16 ends with zeros to a multiple of 32 k. Then y = acc + bias, added to y if asked.
 #include <cmath>
 #include <cstring>
 
@@ -17,7 +19,7 @@
 namespace relevo {
 namespace {
 
-bool is_float(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
+bool is_float(Format format) { return narrowed(format) < Format::q8_0; }
 
 // A prepared block of one row: int16 values, scale, x_scale * sum, sum.
 struct BlockEnd {
@@ -27,10 +29,14 @@ struct BlockEnd {
 };
 
 size_t input_row_bytes(Format format, int64_t k) {
-  if (is_float(format)) return k * sizeof(float);
+  if (is_float(format)) return num_blocks(format, k) * stored_block(format) * sizeof(float);
   const int64_t block = input_block(format);
   return (k + block - 1) / block * (block * sizeof(int16_t) + sizeof(BlockEnd));
 }
+
+float flushed(float value) { return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value; }
+
+float sum(Format format, float a, float b) { return format == Format::bf16_rounded ? flushed(flushed(a) + flushed(b)) : a + b; }
 
 float float_from_bits(uint32_t bits) {
   float value;
@@ -71,6 +77,14 @@ void prepare_block(const float* x, int64_t size, int64_t block, int32_t levels, 
   std::memcpy(out + block * sizeof(int16_t), &end, sizeof end);
 }
 
+void prepare_floats(Format format, const float* x, int64_t k, size_t row_bytes, uint8_t* out) {
+  std::memset(out, 0, row_bytes);
+  for (int64_t i = 0; i < k; ++i) {
+    const float value = format == Format::bf16_rounded ? bfloat_to_float(flushed_bfloat(x[i])) : x[i];
+    std::memcpy(out + i * sizeof value, &value, sizeof value);
+  }
+}
+
 void prepare(Format format, const float* x, int64_t x_stride, int64_t, int64_t k, int64_t first, int64_t end,
              uint8_t* inputs) {
   const size_t row_bytes = input_row_bytes(format, k);
@@ -79,7 +93,7 @@ void prepare(Format format, const float* x, int64_t x_stride, int64_t, int64_t k
     const float* row = x + (t - first) * x_stride;
     uint8_t* out = inputs + t * row_bytes;
     if (is_float(format)) {
-      std::memcpy(out, row, row_bytes);
+      prepare_floats(format, row, k, row_bytes, out);
       continue;
     }
     for (int64_t i = 0; i < k; i += block, out += block * sizeof(int16_t) + sizeof(BlockEnd))
@@ -170,20 +184,29 @@ void add_blocks(Format wide_or_not, const uint8_t* panel, const uint8_t* x, int6
   }
 }
 
+// The weights of one k.
+void load_elements(Format stored, const uint8_t* panel, int64_t k, float* weights) {
+  for (int64_t row = 0; row < kPanelRows; ++row) {
+    const uint8_t* from = panel + element_place(stored, row, k);
+    uint16_t bits;
+    if (stored == Format::f32) {
+      std::memcpy(weights + row, from, sizeof *weights);
+    } else {
+      std::memcpy(&bits, from, sizeof bits);
+      weights[row] = stored == Format::f16 ? half_to_float(bits) : bfloat_to_float(bits);
+    }
+  }
+}
+
 void add_elements(Format format, const uint8_t* panel, const uint8_t* x, int64_t k, float* acc) {
-  const size_t w_bytes = block_bytes(format);
-  for (int64_t i = 0; i < k; ++i, panel += w_bytes) {
+  const int64_t packed_k = num_blocks(format, k) * stored_block(format);
+  for (int64_t i = 0; i < packed_k; ++i) {
     float input, weights[kPanelRows];
     std::memcpy(&input, x + i * sizeof input, sizeof input);
-    if (format == Format::f32) {
-      std::memcpy(weights, panel, sizeof weights);
-    } else {
-      uint16_t bits[kPanelRows];
-      std::memcpy(bits, panel, sizeof bits);
-      for (int64_t row = 0; row < kPanelRows; ++row)
-        weights[row] = format == Format::f16 ? half_to_float(bits[row]) : bfloat_to_float(bits[row]);
-    }
-    for (int64_t row = 0; row < kPanelRows; ++row) acc[row] = std::fma(weights[row], input, acc[row]);
+    load_elements(narrowed(format), panel, i, weights);
+    for (int64_t row = 0; row < kPanelRows; ++row)
+      acc[row] = format == Format::bf16_rounded ? flushed(std::fma(flushed(weights[row]), input, acc[row]))
+                                                : std::fma(weights[row], input, acc[row]);
   }
 }
 
@@ -204,8 +227,8 @@ void multiply(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_p
         add_blocks(w.format, weights, inputs + t * row_bytes, w.k, acc);
       float* out = y + t * y_stride + first_row;
       for (int64_t row = 0; row < num_rows; ++row) {
-        const float value = bias ? acc[row] + bias[first_row + row] : acc[row];
-        out[row] = accumulate ? out[row] + value : value;
+        const float value = bias ? sum(w.format, acc[row], bias[first_row + row]) : acc[row];
+        out[row] = accumulate ? sum(w.format, out[row], value) : value;
       }
     }
   }

@@ -1,7 +1,7 @@
 // Small products of every format, on the path in question and by definition.
 //
-// Integer formats, float16 and float32 must have the bits of the definition. bfloat16 may round inputs and add in another
-// order: where all sums are exact it must agree to the bit, elsewhere within the rounding of k additions. Everywhere a row
+// Every format must have the bits of the definition, but for bfloat16 on matrix tiles, which round inputs and add in another
+// order: where all sums are exact they must agree to the bit, elsewhere within the rounding of k additions. Everywhere a row
 // computed alone must have the bits that it has among others.
 #include "products/linear_proof.h"
 
@@ -31,6 +31,7 @@ struct Named {
 constexpr Named kFormats[] = {{Format::f32, "float32"},
                               {Format::f16, "float16"},
                               {Format::bf16, "bfloat16"},
+                              {Format::bf16_rounded, "bfloat16 with bfloat16 inputs"},
                               {Format::q8_0, "q8_0"},
                               {Format::q4_0, "q4_0"},
                               {Format::q4_1, "q4_1"},
@@ -180,7 +181,7 @@ std::string defect_of_format(const LinearKernels& kernels, const LinearKernels& 
   for (float& value : x) value = exact ? numbers.eighth() : numbers.uneven();
   const Weight weight(kernels, format, raw), defined(reference, format, raw);
   const std::vector<float> y = weight.product(x, kRows), some_x = some_rows(x, depth), some_y = some_rows(y, kOutputs);
-  std::string defect = exact || format != Format::bf16
+  std::string defect = exact || narrowed(format) != Format::bf16 || kernels.path != Path::amx
                            ? difference(some_y, defined.product(some_x, kDefinedRows), "")
                            : distance(some_y, some_x, defined);
   for (const int64_t m : kRowCounts) {
@@ -196,7 +197,7 @@ std::string defect_of_format(const LinearKernels& kernels, const LinearKernels& 
 std::string linear_defect(const LinearKernels& kernels, const LinearKernels& reference) {
   for (const Named& named : kFormats) {
     std::string defect = defect_of_format(kernels, reference, named.format, false);
-    if (defect.empty() && named.format == Format::bf16) defect = defect_of_format(kernels, reference, named.format, true);
+    if (defect.empty() && narrowed(named.format) == Format::bf16) defect = defect_of_format(kernels, reference, named.format, true);
     if (!defect.empty()) return std::string("gives wrong products of ") + named.name + " weights: " + defect;
   }
   return "";

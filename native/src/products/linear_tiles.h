@@ -10,7 +10,8 @@
 //   add_tile<F, Weights, R>(w, x, blocks, sums [R][16]), which adds blocks to the accumulators of a tile, and
 //   whole_tile<F, R>(w, x, blocks, scales, output), which starts at zero and stores the outputs
 // and a table of them: Path::Floats<Format>, Path::Bytes<Format>, Path::Nibbles<Format>, Path::WideNibbles<Format>,
-// Path::kPath; Path::Fives<Format>, FourK, WideFourK, FiveK<Format> and SixK<Format> if Path::kHasUncommon, else
+// Path::kPath; if Path::kHasUncommon, Fives<Format>, FourK, WideFourK, FiveK<Format>, SixK<Format>, Floats of bf16_rounded and
+// WhileRounded, an object of which lives while those are multiplied, so that what is below 2^-126 counts as zero; else
 // Path::kernels_of_uncommon(): the kernels of another path that multiply the uncommon formats for it.
 // Included by one source per path, which is compiled for it: everything here has internal linkage.
 #pragma once
@@ -214,6 +215,8 @@ template <class P, class Call>
 auto with_format(Format format, const Call& call) {
   if constexpr (P::kHasUncommon) {
     switch (format) {
+      case Format::bf16_rounded:
+        return call(typename P::template Floats<Format::bf16_rounded>{});
       case Format::q5_0:
         return call(typename P::template Fives<Format::q5_0>{});
       case Format::q5_0_wide:
@@ -302,6 +305,12 @@ void multiply(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_p
   if (const LinearKernels* other = others<P>(w.format))
     return other->multiply(w, inputs, m, first_panel, end_panel, bias, accumulate, y, y_stride);
   const Output output{bias, accumulate, y, y_stride};
+  if constexpr (P::kHasUncommon) {
+    if (w.format == Format::bf16_rounded) {
+      const typename P::WhileRounded rounded;
+      return multiply_format<typename P::template Floats<Format::bf16_rounded>>(w, inputs, m, first_panel, end_panel, output);
+    }
+  }
   with_format<P>(w.format,
                  [&](auto f) { multiply_format<decltype(f)>(w, inputs, m, first_panel, end_panel, output); });
 }

@@ -2,7 +2,8 @@
 //
 // A path's `Vectors` gives
 //   Vector, kVectors: so many of them hold one float32 for each output row of a panel
-//   load_floats, load_halves, load_bfloats(from): a Vector of float32, float16, bfloat16
+//   load_floats, load_halves(from): a Vector of float32, float16
+//   load_first, load_second(from): of pairs of bfloat16 the one in the upper half of 32 bits, the other
 //   store_floats(to, Vector)
 //   every_lane_float(from): the float32 at `from` in every lane
 //   add_products(sum, a, b): sum + a * b, rounded once; times(a, b), plus(a, b)
@@ -71,53 +72,76 @@ struct Tiles : Vectors {
   }
 };
 
-// ---- f32, f16, bf16: a block is one k. Inputs, R rows: [k][R] float32.
+// ---- f32, f16: a block is one k. bf16: 32 of them. Inputs, R rows: [k][R] float32.
 
-template <Format kStored, class M>
+template <Format kOne, class M>
 struct Floats {
   using Machine = M;
   using Vector = typename M::Vector;
-  static constexpr Format kFormat = kStored;
+  static constexpr Format kFormat = kOne;
+  static constexpr Format kStored = narrowed(kOne);
   static constexpr int64_t kGroup = M::kFloatGroup;
-  static constexpr int64_t kInputBlock = 1;
-  static constexpr int64_t kInputBlockBytes = 4;
+  static constexpr int64_t kInputBlock = kStored == Format::bf16 ? kBlock : 1;
+  static constexpr int64_t kInputBlockBytes = kInputBlock * 4;
   static constexpr bool kExpands = M::kExpandsFloats && kStored != Format::f32;
   static constexpr bool kScalesAtEnd = false;
 
   template <Format kHeld>
   struct Held {
-    static constexpr size_t kBytes = kPanelRows * (kHeld == Format::f32 ? 4 : 2);
-    static constexpr size_t kVectorBytes = kBytes / M::kVectors;
+    static constexpr size_t kBytes = kInputBlock * kPanelRows * (kHeld == Format::f32 ? 4 : 2);
     static constexpr bool kPrefetch = kHeld == kStored;  // not what was expanded: that is in the cache
-    static Vector weights(const uint8_t* block, int vector) {
+    static Vector weights(const uint8_t* block, int64_t k, int vector) {
+      constexpr size_t kVectorBytes = M::kVectorBytes / (kHeld == Format::f16 ? 2 : 1);
       const uint8_t* from = block + vector * kVectorBytes;
-      if constexpr (kHeld == Format::f32) return M::load_floats(from);
+      if constexpr (kHeld == Format::f32) return M::load_floats(from + k * kGroupBytes);
       if constexpr (kHeld == Format::f16) return M::load_halves(from);
-      return M::load_bfloats(from);
+      from += k / 2 * kGroupBytes;
+      return k % 2 == 0 ? M::load_first(from) : M::load_second(from);
     }
   };
   using Packed = Held<kStored>;
   using Expanded = Held<Format::f32>;
 
   static void expand(const uint8_t* block, uint8_t* out) {
+    for (int64_t k = 0; k < kInputBlock; ++k)
 #pragma GCC unroll 4
-    for (int v = 0; v < M::kVectors; ++v) M::store_floats(out + v * M::kVectorBytes, Packed::weights(block, v));
+      for (int v = 0; v < M::kVectors; ++v)
+        M::store_floats(out + k * kGroupBytes + v * M::kVectorBytes, Packed::weights(block, k, v));
   }
 
-  static void prepare_block(const float* x, int64_t, int64_t, int64_t r, uint8_t* out) {
-    std::memcpy(out + r * 4, x, 4);
+  static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+    float filled[kInputBlock];
+    x = whole_block(x, k_left, filled);
+    if (rows == kGroup)
+      put_row(x, std::integral_constant<int64_t, kGroup>(), out + r * 4);
+    else
+      put_row(x, rows, out + r * 4);
   }
 
   template <class Weights, int R>
   static void add_block(const uint8_t* w, const uint8_t* x, Vector (*acc)[M::kVectors]) {
-    Vector weights[M::kVectors];
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < kInputBlock; ++k, x += R * 4) {
+      Vector weights[M::kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < M::kVectors; ++v) weights[v] = Weights::weights(w, v);
+      for (int v = 0; v < M::kVectors; ++v) weights[v] = Weights::weights(w, k, v);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Vector input = M::every_lane_float(x + r * 4);
+      for (int r = 0; r < R; ++r) {
+        const Vector input = M::every_lane_float(x + r * 4);
 #pragma GCC unroll 4
-      for (int v = 0; v < M::kVectors; ++v) acc[r][v] = M::add_products(acc[r][v], weights[v], input);
+        for (int v = 0; v < M::kVectors; ++v) acc[r][v] = M::add_products(acc[r][v], weights[v], input);
+      }
+    }
+  }
+
+ private:
+  // Of a block with so many rows, which the compiler knows unless they are the last.
+  template <class Rows>
+  static void put_row(const float* x, Rows rows, uint8_t* out) {
+#pragma GCC unroll 8
+    for (int64_t k = 0; k < kInputBlock; ++k) {
+      const float value = kOne == Format::bf16_rounded ? bfloat_to_float(flushed_bfloat(x[k])) : x[k];
+      std::memcpy(out + k * rows * 4, &value, 4);
     }
   }
 };

@@ -19,8 +19,11 @@ struct Avx512Vectors {
   }
   static Vector load_floats(const uint8_t* from) { return _mm512_loadu_ps(from); }
   static Vector load_halves(const uint8_t* from) { return _mm512_cvtph_ps(load_half(from)); }
-  static Vector load_bfloats(const uint8_t* from) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_half(from)), 16));
+  static Vector load_first(const uint8_t* from) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  static Vector load_second(const uint8_t* from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from), 16));
   }
   static void store_floats(uint8_t* to, Vector value) { _mm512_storeu_ps(to, value); }
   static Vector every_lane_float(const uint8_t* from) {
@@ -31,6 +34,13 @@ struct Avx512Vectors {
   static Vector add_products(Vector sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
   static Vector times(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   static Vector plus(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+};
+
+struct Avx512 : Tiles<Avx512Vectors> {
+  static constexpr size_t kStretchBytes = 32 * 1024;  // weights that stay in a first-level cache
+  static constexpr size_t kInputsBytes = 768 * 1024;  // inputs that stay in a second-level cache
+  static constexpr int64_t kFloatGroup = 8;
+  static constexpr bool kExpandsFloats = false;
 };
 
 }  // namespace

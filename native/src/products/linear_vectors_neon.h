@@ -19,8 +19,11 @@ struct NeonVectors {
   static constexpr int kVectors = 4;
   static Vector load_floats(const uint8_t* from) { return vreinterpretq_f32_u8(vld1q_u8(from)); }
   static Vector load_halves(const uint8_t* from) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from))); }
-  static Vector load_bfloats(const uint8_t* from) {
-    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(from)), 16));
+  static Vector load_first(const uint8_t* from) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u8(vld1q_u8(from)), vdupq_n_u32(0xffff0000u)));
+  }
+  static Vector load_second(const uint8_t* from) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(vld1q_u8(from)), 16));
   }
   static void store_floats(uint8_t* to, Vector value) { vst1q_u8(to, vreinterpretq_u8_f32(value)); }
   static Vector every_lane_float(const uint8_t* from) {

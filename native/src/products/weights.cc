@@ -174,11 +174,11 @@ Matrix pack_matrix(const std::vector<StoredRows>& parts, int64_t k, const Linear
   return matrix;
 }
 
-Matrix widened(const Matrix& matrix) {
-  Matrix wide = matrix;
-  for (Matrix::Segment& segment : wide.segments) segment.linear.format = widened(segment.linear.format);
-  for (Format& format : wide.formats) format = widened(format);
-  return wide;
+Matrix twin(const Matrix& matrix, Format (*twin_of)(Format)) {
+  Matrix other = matrix;
+  for (Matrix::Segment& segment : other.segments) segment.linear.format = twin_of(segment.linear.format);
+  for (Format& format : other.formats) format = twin_of(format);
+  return other;
 }
 
 int64_t prepared_together(const Matrix& matrix, const LinearKernels& kernels) {

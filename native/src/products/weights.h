@@ -58,8 +58,8 @@ struct Matrix {
 Matrix pack_matrix(const std::vector<StoredRows>& parts, int64_t k, const LinearKernels& kernels, ThreadPool& pool,
                    WeightRegion& region);
 
-// The same packed weights, whose products round inputs to 16 bits where they are integers.
-Matrix widened(const Matrix& matrix);
+// The same packed weights as another format, which is packed alike: widened or rounded.
+Matrix twin(const Matrix& matrix, Format (*twin_of)(Format));
 
 // Rows of inputs that are prepared together: whole groups of every format of the matrix.
 int64_t prepared_together(const Matrix& matrix, const LinearKernels& kernels);

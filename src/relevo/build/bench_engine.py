@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from relevo.bench.engine.words import EngineFacts, EngineUnderTest, MachineLimits
 from relevo.build.configs import WorkerConfig
 from relevo.build.machine_limits import NativeLimits, native_limits
-from relevo.build.model_work import model_work, operand
+from relevo.build.model_work import input_dtype, model_work, operand
 from relevo.build.serve import plan_serving
 from relevo.build.worker import Report, build_fake, build_model, scheduler_config
 from relevo.core.kv import KVLayout
@@ -96,6 +96,6 @@ def _facts(config: WorkerConfig, layout: KVLayout, limits: MachineLimits | None)
         cores=config.cores,
         max_model_len=config.max_model_len,
         operand=multiplied,
-        activation_dtype=config.activation_dtype if multiplied in ("int4", "int8") else "",
+        activation_dtype=input_dtype(multiplied, config),
         work=work,
     )

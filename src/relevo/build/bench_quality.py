@@ -96,6 +96,7 @@ class PagedForward:
 
 def _name(config: WorkerConfig) -> str:
     parts = [" ".join(filter(None, (config.backend, config.dtype, config.quantization)))]
-    if config.backend == "native" and (config.dtype == "auto" or config.quantization):
+    has_integers = config.dtype == "auto" or config.quantization is not None
+    if config.backend == "native" and (has_integers or config.activation_dtype == "bfloat16"):
         parts.append(f"inputs {config.activation_dtype}")
     return ", ".join((*parts, f"KV {config.kv_cache_dtype}"))

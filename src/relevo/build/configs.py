@@ -29,7 +29,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str  # "native", "torch" or "fake"
     dtype: str  # "auto" (as stored) for native only
     quantization: str | None
-    activation_dtype: str  # "int16" or "int8"; where weights are integers
+    activation_dtype: str  # "int16" or "int8", where weights are integers; "bfloat16", where they are bfloat16
     kv_cache_dtype: str
     block_size: int
     first_block_id: int

@@ -15,6 +15,7 @@ from relevo import __version__
 from relevo.build.backend import CPU_PATH_VARIABLE
 from relevo.build.configs import WorkerConfig
 from relevo.build.known_limits import best_known, cache_folder
+from relevo.build.model_work import input_dtype
 from relevo.core.events import UNKNOWN_LIMITS, WorkerLimits
 from relevo.policy.perf.model_work import ModelWork
 
@@ -84,7 +85,7 @@ def limits_at_start(config: WorkerConfig, work: ModelWork, operand: str) -> Work
     except (MemoryError, OSError, RuntimeError, ValueError) as error:
         log.warning("the limits of this worker's cores are not known, nor its utilisation: %s", error)
         return UNKNOWN_LIMITS
-    if operand in ("int4", "int8") and config.activation_dtype == "int16" and known.product_ops_per_s:
+    if input_dtype(operand, config) == "int16" and known.product_ops_per_s:
         # an instruction takes half as many inputs of 16 bits as of 8
         return replace(known, product_ops_per_s=known.product_ops_per_s / 2)
     return known

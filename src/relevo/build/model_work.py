@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from relevo.build.backend import instruction_path
 from relevo.build.configs import WorkerConfig
 from relevo.core.kv import DTYPE_BYTES, KVLayout
 from relevo.core.model import ModelConfig
@@ -66,16 +67,25 @@ def packed_bytes(stored: StoredTensor, config: WorkerConfig) -> int:
 
 
 def operand(files: ModelFiles, config: WorkerConfig) -> str:
-    """What most of the products multiply."""
+    """What most of the products multiply: "f32", "bf16", "int8" or "int4". Weights of bfloat16 are multiplied as
+    float32 where inputs are not rounded."""
+    bfloats = "bf16" if config.activation_dtype == "bfloat16" or instruction_path() == "amx" else "f32"
     if config.quantization == "int8":
         return "int8"
     if config.backend != "native":
         return "f32"
     if config.dtype != "auto":
-        return "bf16" if config.dtype == "bfloat16" else "f32"
+        return bfloats if config.dtype == "bfloat16" else "f32"
     sizes: dict[str, int] = {}
     for stored in files.stored:
         if len(stored.shape) == 2 and stored.name != EMBEDDING:
-            name = _OPERANDS.get(stored.raw_format or stored.stored_as, "bf16")
+            name = _OPERANDS.get(stored.raw_format or stored.stored_as, bfloats)
             sizes[name] = sizes.get(name, 0) + math.prod(stored.shape)
     return max(sizes, key=lambda name: sizes[name])
+
+
+def input_dtype(operand: str, config: WorkerConfig) -> str:
+    """What inputs of such products are rounded to; empty: to nothing."""
+    if operand in ("int4", "int8"):
+        return "int8" if config.activation_dtype == "int8" else "int16"
+    return "bfloat16" if operand == "bf16" else ""

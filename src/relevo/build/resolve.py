@@ -40,6 +40,7 @@ _MIN_BLOCKS = 4
 _CPU_BATCHED_TOKENS = 512  # upper bounds; `max_step_s` and the measured costs decide below them
 _GPU_BATCHED_TOKENS = 2048
 _FLOATS = ("float32", "bfloat16", "float16")
+_ONLY_NATIVE = {"quantization": "int8", "kv-cache-dtype": "int8", "activation-dtype": "bfloat16"}
 _BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # What processes take besides weights and KV. Measured with SmolLM2 on two cores, rounded up: a worker 42 MB, a gateway
@@ -235,11 +236,17 @@ def _backend(settings: Settings, model: ModelConfig, device: str) -> str:
     if backend == "native" and device != "cpu":
         raise SettingsError(f"--backend native computes on CPUs, not on {device}; use --backend torch or --device cpu")
     if backend == "torch":
-        for flag, value in (("quantization", settings.quantization), ("kv-cache-dtype", settings.kv_cache_dtype)):
-            if value == "int8":
+        for flag, value in _ONLY_NATIVE.items():
+            if getattr(settings, flag.replace("-", "_")) == value:
                 raise SettingsError(
-                    f"--{flag} int8 needs --backend native, not torch; leave it out or change the backend"
+                    f"--{flag} {value} needs --backend native, not torch; leave it out or change the backend"
                 )
+    made_of = f"--quantization {settings.quantization}" if settings.quantization else f"--dtype {settings.dtype}"
+    if settings.activation_dtype == "bfloat16" and made_of not in ("--dtype auto", "--dtype bfloat16"):
+        raise SettingsError(
+            f"--activation-dtype bfloat16 is for matrices of bfloat16, and {made_of} leaves none; use "
+            "--dtype bfloat16, or leave it out"
+        )
     return backend
 
 

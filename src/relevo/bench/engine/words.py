@@ -37,7 +37,7 @@ class EngineFacts:
     cores: tuple[int, ...]
     max_model_len: int
     operand: str  # whose multiply rate bounds the matrix products: "f32", "bf16", "int8" or "int4"
-    activation_dtype: str  # of the inputs of integer products: "int16" or "int8"; empty where inputs are floats
+    activation_dtype: str  # inputs of products are rounded to it: "int16", "int8" or "bfloat16"; empty: to nothing
     work: ModelWork | None  # None: there is no model
 
 

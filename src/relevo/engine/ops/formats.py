@@ -25,10 +25,10 @@ BLOCK_FORMATS = {
     "q6_k": BlockFormat(256, 210, 210),
 }
 X86_FORMATS = frozenset({"q5_0", "q5_1", "q4_k", "q5_k", "q6_k"})  # no kernels of their own elsewhere
-_ARM_PATHS = ("neon", "dotprod", "i8mm")
+ARM_PATHS = ("neon", "dotprod", "i8mm")
 
 
 def multiplied_formats(path: str) -> frozenset[str]:
     """On this instruction path. On Arm what has no kernels there is faster as bfloat16."""
     formats = frozenset(BLOCK_FORMATS)
-    return formats - X86_FORMATS if path in _ARM_PATHS else formats
+    return formats - X86_FORMATS if path in ARM_PATHS else formats

@@ -20,7 +20,7 @@ from relevo.core.ids import BlockId, TokenId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.cache_groups import latent_group, layer_places, state_groups, token_groups
-from relevo.engine.ops.formats import BLOCK_FORMATS, multiplied_formats
+from relevo.engine.ops.formats import ARM_PATHS, BLOCK_FORMATS, multiplied_formats
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import Hidden, HostTensor, StepLogits, Trace
 from relevo.engine.ops.ranks import RankSums, once_for_all
@@ -29,7 +29,7 @@ from relevo.engine.sampling_math import Logits, TokenIds
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = {"int8": "q8_channel"}
-ACTIVATION_DTYPES = ("int16", "int8")
+ACTIVATION_DTYPES = ("int16", "int8", "bfloat16")
 _MASK = (1 << 64) - 1
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
@@ -47,8 +47,9 @@ class NativeOps:
         """Compute on one thread per core of `cores`; the caller's thread is the first (none given: the only one).
 
         `dtype`, of matrices: "auto" keeps what is stored. `quantization` "int8": every matrix in int8 with a scale per
-        row. `activation_dtype`: what inputs of matrices of integers are rounded to, "int16" or "int8"; those of the
-        output layer always to int16, which costs little there. `path`: an instruction path instead of the best one.
+        row. `activation_dtype`: what inputs of matrices of integers are rounded to, "int16" or "int8"; "bfloat16": as
+        "int16", and those of matrices of bfloat16 are rounded to it. Those of the output layer are always int16 or
+        float32, which costs little there. `path`: an instruction path instead of the best one.
         `ranks`: that compute the same steps and map the same cache; None: there are no others. Raises SettingsError.
         """
         if dtype not in DTYPES:
@@ -70,7 +71,9 @@ class NativeOps:
         self.kv_in_host_memory = True
         self.is_batch_invariant = True
         self.row_math: RowMath = NativeRowMath(self._engine)
-        self._has_wide_inputs = activation_dtype == "int16"
+        self._activation_dtype = activation_dtype
+        if activation_dtype == "bfloat16" and self.path in ARM_PATHS:
+            raise SettingsError(f"activation dtype bfloat16 has no kernels on path {self.path}; leave it out")
         self._packed_as = QUANTIZATIONS[quantization] if quantization else None if dtype == "auto" else dtype
 
     @property
@@ -136,8 +139,13 @@ class NativeOps:
         program: Any = _native.Program(self._engine)
         if self._ranks is not None:
             program.clears_blocks = False  # one rank does
-        recorder = Recorder(program, self._has_wide_inputs, self._ranks)
+        recorder = Recorder(program, self._activation_dtype, self._ranks)
         recorder.finish(trace(recorder))
+        if self._activation_dtype == "bfloat16" and not recorder.has_bfloats:
+            raise SettingsError(
+                "--activation-dtype bfloat16 is for matrices of bfloat16, and no layer of this model has one as it is "
+                "loaded; choose --dtype bfloat16, or leave it out"
+            )
         return NativeProgram(program, sliding_window or 0, stage, self._ranks)
 
 

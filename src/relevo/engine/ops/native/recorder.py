@@ -46,10 +46,11 @@ class Instruction:
 class Recorder:
     """`Operations` of one trace."""
 
-    def __init__(self, program: Any, has_wide_inputs: bool, ranks: RankSums | None = None) -> None:
-        """`has_wide_inputs`: matrices of integers take inputs of 16 bits, not 8. `ranks`: that sums are made with."""
+    def __init__(self, program: Any, activation_dtype: str, ranks: RankSums | None = None) -> None:
+        """`activation_dtype`: as `NativeOps` has it. `ranks`: that sums are made with."""
         self._ranks = ranks
-        self._has_wide_inputs = has_wide_inputs
+        self._activation_dtype = activation_dtype
+        self.has_bfloats = False  # whether a matrix of bfloat16 was recorded, the output layer apart
         self._program = program  # the native one; knows angles at once, operations when all are recorded
         self._instructions: list[Instruction] = []
         self._end: RecordedEnd | None = None
@@ -166,7 +167,10 @@ class Recorder:
         return arguments if self._ranks is None else {**arguments, "move": self._ranks.exchange_rows}
 
     def _as_multiplied(self, matrix: Any) -> Any:
-        return matrix.wide() if self._has_wide_inputs else matrix
+        self.has_bfloats = self.has_bfloats or "bfloat16" in matrix.formats
+        if self._activation_dtype == "int8":
+            return matrix
+        return matrix.wide().rounded() if self._activation_dtype == "bfloat16" else matrix.wide()
 
     def split_heads(self, x: Value, num_heads: Sequence[int], head_size: int) -> tuple[Heads, ...]:
         if x.width != sum(num_heads) * head_size:
