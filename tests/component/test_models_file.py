@@ -14,9 +14,10 @@ from relevo.build.ledger import with_metering
 from relevo.build.models_file import AskedModel, asked_models
 from relevo.build.plan import ServePlan, resolve
 from relevo.build.resolve import GATEWAY_BYTES, SUPERVISOR_BYTES, WORKER_BYTES, ModelAsk, weights_bytes
+from relevo.build.setting_scopes import OF_ONE_MODEL, OF_THE_SERVER
 from relevo.core.errors import SettingsError
 from relevo.engine.fake_model import FAKE_MODEL
-from relevo.settings import OF_ONE_MODEL, OF_THE_SERVER, Settings
+from relevo.settings import Settings
 
 GIB = 2**30
 TWO = """

@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from relevo.build.documents import read_document
+from relevo.build.setting_scopes import OF_ONE_MODEL, OF_THE_SERVER
 from relevo.core.errors import SettingsError
-from relevo.settings import OF_ONE_MODEL, OF_THE_SERVER, Settings
+from relevo.settings import Settings
 
 _SECTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")  # it becomes part of worker ids and of socket paths
 _PRICE = "price"
