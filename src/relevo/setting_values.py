@@ -118,6 +118,14 @@ def parse_shell(value: object) -> object:
     return tuple(shlex.split(value)) if isinstance(value, str) else value
 
 
+def parse_command(value: object) -> object:
+    """As a shell splits it, from the command line, too: there one flag holds the whole command."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return value
+    return tuple(word for text in texts for word in shlex.split(text))
+
+
 def parse_json_object(value: object) -> object:
     """JSON from the command line or the environment; a table of the file of models as it is."""
     if not isinstance(value, str):
@@ -143,5 +151,6 @@ ItlTarget = Annotated[float | None, Field(le=MAX_DURATION_S), BeforeValidator(pa
 Parts = Annotated[tuple[str, ...], BeforeValidator(parse_parts)]
 Words = Annotated[tuple[str, ...], BeforeValidator(parse_words)]
 ShellWords = Annotated[tuple[str, ...], BeforeValidator(parse_shell)]
+Command = Annotated[tuple[str, ...], BeforeValidator(parse_command)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVDTypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]

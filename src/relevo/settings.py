@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from relevo.environment import read_environment
 from relevo.setting_values import (
     Bytes,
+    Command,
     DTypeName,
     ItlTarget,
     JsonObject,
@@ -355,6 +356,12 @@ class Settings(BaseModel):
     worker_start_s: Seconds = Field(
         60.0, gt=0, description="From ordering a worker until it serves, until the first one has come."
     )
+    scale_command: Command = Field(
+        (),
+        description="Program, and arguments, that is run with the number of workers that the planner wants as its last "
+        "one, where that changes: it brings boxes that join. Those that are given back are drained before.",
+    )
+    scale_timeout_s: Seconds = Field(60.0, gt=0, description="Longest run of scale_command, which is then ended.")
     slo_ttft_p90: TtftTarget = Field(
         None, gt=0, description="Time to the first token that the planner aims at: 500ms, 2s, or seconds. Default: 2 s."
     )

@@ -62,6 +62,7 @@ class Number:
 
     number: int = 3
     num_decisions: dict[str, int] = field(default_factory=lambda: {"more": 2})
+    num_commands: dict[str, int] = field(default_factory=lambda: {"done": 1})
 
 
 @dataclass

@@ -18,7 +18,7 @@ from relevo.core.ids import WorkerId
 from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
 from relevo.planner.not_simulated import NotSimulated
 from relevo.planner.window import DemandWindow, Window
-from relevo.planner.worker_number import WorkerNumber
+from relevo.planner.worker_number import Scaler, WorkerNumber
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.enough_workers import CountLimits, search
 from relevo.policy.scaling.mode_outlook import ModeOutlook
@@ -39,6 +39,7 @@ class Cluster:
     there: list[str] = field(default_factory=lambda: ["a/unified-0"])
     leaving: set[str] = field(default_factory=set)
     limits: CountLimits = LIMITS
+    scaler: Scaler | None = None
     now_s: float = 0.0
     asked: list[tuple[int, float]] = field(default_factory=list)
     is_silent: bool = False  # the simulator
@@ -52,6 +53,7 @@ class Cluster:
             wanted=WantedWorkers(limits=self.limits, start_s=30.0),
             ask=self._ask,
             unix_s=lambda: self.now_s,
+            scaler=self.scaler,
         )
 
     async def _ask(self, seen: CountSeen, demand: Demand, workers: Sequence[WorkerStatus]) -> Mapping[int, ModeOutlook]:
@@ -187,7 +189,8 @@ async def test_the_number_is_at_plan_and_on_metrics() -> None:
     await cluster.tick(5.0)
     told = cluster.number.plan()
     assert (told["wanted"], told["there"], told["coming"], told["max_workers"]) == (3, 1, 2, 5)
-    assert told["decisions"][0]["verdict"] == "more"
+    assert told["decisions"][0]["verdict"] == "more" and told["commands"] is None
+    assert told["reason"] == told["decisions"][0]["reason"]
     assert series(cluster.number, "relevo:planner_wanted_workers") == {"": 3.0}
     assert series(cluster.number, "relevo:planner_number_decisions_total")["more"] == 1.0
     cluster.number.stand_back()

@@ -71,9 +71,9 @@ def test_a_change_by_hand_is_adopted_named_and_holds() -> None:
     """Red when the planner takes away what a person has just added, or orders again what one took away."""
     wanted = settled(1, 2)
     told = wanted.look(100.0, ids(1, 2, 3), ids(1, 2, 3))
-    assert "1 more than were wanted have come by hand, which holds for 300 s" in told and wanted.number == 3
+    assert "1 more than were wanted have come, by hand, which holds for 300 s" in told and wanted.number == 3
     assert wanted.held_for_s(150.0) == 250.0 and wanted.held_for_s(400.0) == 0.0
-    assert "1 were taken away by hand" in wanted.look(500.0, ids(1, 2), ids(1, 2)) and wanted.number == 2
+    assert "1 were taken away, by hand" in wanted.look(500.0, ids(1, 2), ids(1, 2)) and wanted.number == 2
 
 
 def test_who_is_given_back_and_has_not_left_yet_is_no_change_by_hand() -> None:

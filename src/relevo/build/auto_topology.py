@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 from relevo.build.configs import WorkerNumberConfig
 from relevo.core.errors import SettingsError
 from relevo.policy.host.auto_mode import planner_for
@@ -25,6 +28,8 @@ def number_config(settings: Settings) -> WorkerNumberConfig | None:
     """How many workers the planner may want; None: it plans no number. Raises SettingsError."""
     least, most = settings.min_workers, settings.max_workers
     if most is None:
+        if settings.scale_command:
+            raise SettingsError(f"--scale-command {settings.scale_command[0]} needs a bound; add --max-workers N")
         return None
     asked = f"--max-workers {most}"
     if settings.planner == "off":
@@ -35,9 +40,27 @@ def number_config(settings: Settings) -> WorkerNumberConfig | None:
         raise SettingsError(f"{asked} is for Relevo's own workers: what steps of another engine cost is not known")
     if least > most:
         raise SettingsError(f"--min-workers {least} is above {asked}; swap them")
+    if settings.scale_command:
+        _check_program(settings.scale_command[0])
     has_targets = settings.slo_ttft_p90 is not None or settings.slo_itl_p90 is not None
     spare = 1 if has_targets and most > 1 else 0
-    return WorkerNumberConfig(least=least, most=most, spare=spare, start_s=settings.worker_start_s)
+    return WorkerNumberConfig(
+        least=least,
+        most=most,
+        spare=spare,
+        start_s=settings.worker_start_s,
+        command=settings.scale_command,
+        command_timeout_s=settings.scale_timeout_s,
+    )
+
+
+def _check_program(name: str) -> None:
+    """Raises SettingsError."""
+    if shutil.which(name) is not None:
+        return
+    if Path(name).is_file():
+        raise SettingsError(f"--scale-command {name} is a file that cannot be executed; run chmod +x {name}")
+    raise SettingsError(f"--scale-command {name}: there is no such program; give its path, or one on PATH")
 
 
 def check_history(settings: Settings) -> None:

@@ -154,6 +154,8 @@ class WorkerNumberConfig(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     spare: int  # that may be away while the targets are kept
     start_s: float
+    command: tuple[str, ...] = ()  # that brings workers; none: the number is only said
+    command_timeout_s: float = 60.0
 
 
 class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):

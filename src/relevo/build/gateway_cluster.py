@@ -25,6 +25,7 @@ from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.policy.cluster.head import MemberState
+from relevo.policy.scaling.scale_orders import LentNode
 from relevo.telemetry.metrics import GatewayMetrics
 
 _HERE = (MemberState.JOINED, MemberState.UNHEARD)
@@ -82,6 +83,13 @@ class GatewayCluster:
         known = self.members.nodes if self.members is not None else ()
         heads = [node.name for node in known if node.role == NodeRole.HEAD and node.state in _HERE]
         return tuple(name for name in heads if name != self._own_name)
+
+    def lent_nodes(self) -> tuple[LentNode, ...]:
+        """That lend workers and are here, in the order in which they came."""
+        known = self.members.nodes if self.members is not None else ()
+        here = [node for node in known if node.role == NodeRole.NODE and node.state in _HERE]
+        here.sort(key=lambda node: node.since_unix_s)
+        return tuple(LentNode(node.name, len(node.workers), serves=bool(node.workers)) for node in here)
 
     # ---- telemetry.metrics.ClusterCounts -----------------------------------------------------------------------------
 

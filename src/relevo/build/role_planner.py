@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from relevo.build.clock import MonotonicClock
-from relevo.build.configs import HistoryConfig, ServedModelConfig, WorkerNumberConfig
+from relevo.build.configs import HistoryConfig, ServedModelConfig
+from relevo.build.scale_command import run_program
 from relevo.core.events import UNKNOWN_COSTS, StepCosts
 from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
 from relevo.planner.loop import History, RolePlanning
 from relevo.planner.not_simulated import NotSimulated
 from relevo.planner.remembered import RememberedAnswers, present_of
+from relevo.planner.scale_command import ScaleCommand
 from relevo.planner.window import DemandWindow
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
 from relevo.planner.worker_number import WorkerNumber
@@ -38,6 +40,7 @@ from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.planner_limits import PlannerLimits
 from relevo.policy.scaling.role_planner import RolePlanner
+from relevo.policy.scaling.scale_orders import LentNode
 from relevo.policy.scaling.wanted_workers import WantedWorkers
 from relevo.policy.scaling.worker_count import CountPlanner, CountSeen
 from relevo.policy.scaling.worker_facts import WorkerFacts
@@ -57,6 +60,10 @@ class ClusterView(Protocol):
 
     def other_heads(self) -> tuple[str, ...]: ...
 
+    def lent_nodes(self) -> tuple[LentNode, ...]: ...
+
+    def drain(self, node: str, *, for_good: bool) -> bool: ...
+
 
 def planned(
     config: ServedModelConfig, generator: TokenGenerator, cluster: ClusterView | None = None
@@ -70,29 +77,42 @@ def planned(
     assert slo.itl_s is not None
     window, is_dry = DemandWindow(generator, clock, slo), config.planner == "dry-run"
     simulator = SimulatorProcess(config, slo, limits)
-    number = config.number
+    number = _worker_number(config, slo.ttft_s, simulator, cluster)
     return RolePlanning(
         model=config.served_model_names[0],
         window=window,
         planner=RolePlanner(limits, slo.ttft_s, slo.itl_s, acts=not is_dry),
         limits=limits,
         ask=RememberedAnswers(simulator.ask, clock, AnswerPool(window.span_s, limits.gain)).ask,
-        close=simulator.close,
+        close=partial(_close, simulator, number),
         clock=clock,
         unix_s=time.time,
         is_dry=is_dry,
         targets={"ttft_p90_s": slo.ttft_s, "itl_p90_s": slo.itl_s},
         history=None if config.history is None else _history(config.history),
         only_begins=config.planner == "off",
-        number=_worker_number(config, number, slo.ttft_s, simulator) if number is not None else None,
+        number=number,
         elsewhere=(lambda: "") if cluster is None else partial(_elsewhere, cluster),
     )
 
 
 def _worker_number(
-    config: ServedModelConfig, number: WorkerNumberConfig, ttft_s: float, simulator: SimulatorProcess
-) -> WorkerNumber:
+    config: ServedModelConfig, ttft_s: float, simulator: SimulatorProcess, cluster: ClusterView | None
+) -> WorkerNumber | None:
+    number = config.number
+    if number is None:
+        return None
     limits = CountLimits(least=number.least, most=number.most, spare=number.spare)
+    scaler = None
+    if number.command and cluster is not None and config.planner == "on":
+        scaler = ScaleCommand(
+            model=config.served_model_names[0],
+            words=number.command,
+            timeout_s=number.command_timeout_s,
+            cluster=cluster,
+            run=run_program,
+            clock=MonotonicClock(),
+        )
     return WorkerNumber(
         model=config.served_model_names[0],
         planner=CountPlanner(limits, ttft_s, number.start_s),
@@ -100,7 +120,14 @@ def _worker_number(
         wanted=WantedWorkers(limits=limits, start_s=number.start_s),
         ask=partial(simulator.ask_numbers, limits=limits),
         unix_s=time.time,
+        scaler=scaler,
     )
+
+
+def _close(simulator: SimulatorProcess, number: WorkerNumber | None) -> None:
+    simulator.close()
+    if number is not None and number.scaler is not None:
+        number.scaler.close()
 
 
 def show_plans(metrics: GatewayMetrics, plannings: Sequence[RolePlanning]) -> None:

@@ -38,5 +38,6 @@ OF_THE_SERVER = frozenset(
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "quiet", "start_timeout_s", "require_keys"),
         *("cluster", "join", "advertise", "token_file", "cluster_dir", "min_workers", "max_workers", "worker_start_s"),
+        *("scale_command", "scale_timeout_s"),
     )
 )  # the same for every model

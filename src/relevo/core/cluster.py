@@ -116,6 +116,11 @@ def worker_id_on(node: str, worker_id: str) -> str:
     return f"{node}/{worker_id}"
 
 
+def is_of_node(worker_id: str) -> bool:
+    """Whether that worker is on another box than the gateway's own."""
+    return "/" in worker_id
+
+
 def box_id_of(node: str) -> str:
     """What workers of a cluster call the box that they are on; see `core.handoff.KVSite`."""
     return f"node {node}"

@@ -2,7 +2,7 @@
 
 Owns the order of these calls, the answer of the simulator that still holds, and the last decisions, for the log,
 /metrics and /v1/plan. What is enough is decided in `policy.scaling.worker_count`; who brings workers is a cluster that
-reads the number.
+reads the number, or a `Scaler`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from relevo.orchestrator.ports import WorkerStatus
 from relevo.planner.not_simulated import NotSimulated
@@ -32,6 +32,25 @@ _CHANGES = (CountVerdict.MORE, CountVerdict.FEWER, CountVerdict.GIVE_UP)
 AskNumbers = Callable[[CountSeen, Demand, Sequence[WorkerStatus]], Awaitable[Mapping[int, ModeOutlook]]]
 
 
+class Scaler(Protocol):
+    """Brings workers, and takes them away."""
+
+    def tick(self, wanted: int, reason: str, workers: Sequence[WorkerStatus], now_s: float) -> None:
+        """Called with every tick; does not wait. `reason`: why so many are wanted."""
+        ...
+
+    def adopt(self, number: int) -> None:
+        """So many there are, by a person's hand."""
+        ...
+
+    def close(self) -> None: ...
+
+    @property
+    def num_commands(self) -> Mapping[str, int]: ...  # by outcome
+
+    def plan(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     at_s: float
@@ -42,7 +61,8 @@ class _Answer:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerNumber:
-    """`ask`: what numbers of workers would make of a demand; raises NotSimulated."""
+    """`ask`: what numbers of workers would make of a demand; raises NotSimulated. `scaler`: None where the number is
+    only said, as it is in a dry run."""
 
     model: str
     planner: CountPlanner
@@ -50,6 +70,7 @@ class WorkerNumber:
     wanted: WantedWorkers
     ask: AskNumbers
     unix_s: Callable[[], float]
+    scaler: Scaler | None = None
     num_decisions: Counter[str] = field(default_factory=Counter)  # by verdict
     _last: CountDecision | None = None
     _answer: _Answer | None = None
@@ -59,6 +80,10 @@ class WorkerNumber:
     def number(self) -> int | None:
         """That is wanted; None: nothing is known yet."""
         return self.wanted.number
+
+    @property
+    def num_commands(self) -> Mapping[str, int]:
+        return self.scaler.num_commands if self.scaler is not None else {}
 
     async def tick(
         self, window: Window, workers: Sequence[WorkerStatus], num_waiting: int, now_s: float, unheard: str = ""
@@ -71,15 +96,15 @@ class WorkerNumber:
         if self.wanted.number is None:
             return None
         if by_hand:
-            return self._carry_out(self._same(CountVerdict.ADOPT, by_hand), now_s)
+            return self._carry_out(self._same(CountVerdict.ADOPT, by_hand), workers, now_s)
         seen = self._seen(window, num_waiting, now_s, unheard)
         found = self.planner.question(seen)
         if held_s := self.wanted.held_for_s(now_s):
             reason = f"{held_s:.0f} s until the next change, after the one by hand"
-            return self._carry_out(self._same(CountVerdict.HOLD, reason), now_s)
+            return self._carry_out(self._same(CountVerdict.HOLD, reason), workers, now_s)
         if isinstance(found, Demand):
             found = await self._decide(seen, found, [worker for worker in staying if worker.ready], window.span_s)
-        return self._carry_out(found, now_s)
+        return self._carry_out(found, workers, now_s)
 
     def stand_back(self) -> None:
         """Another gateway decides."""
@@ -117,10 +142,16 @@ class WorkerNumber:
     def _same(self, verdict: CountVerdict, reason: str) -> CountDecision:
         return CountDecision(verdict=verdict, num_workers=self.wanted.number or 0, reason=reason)
 
-    def _carry_out(self, found: CountDecision, now_s: float) -> CountDecision:
+    def _carry_out(self, found: CountDecision, workers: Sequence[WorkerStatus], now_s: float) -> CountDecision:
         if found.verdict in _CHANGES:
             self.wanted.decided(found, now_s)
         self._tell(found)
+        if self.scaler is None or self.wanted.number is None:
+            return found
+        if found.verdict is CountVerdict.ADOPT:
+            self.scaler.adopt(self.wanted.number)
+        else:
+            self.scaler.tick(self.wanted.number, self.wanted.reason, workers, now_s)
         return found
 
     def _tell(self, found: CountDecision) -> None:
@@ -142,6 +173,7 @@ class WorkerNumber:
         limits = self.limits
         return {
             "wanted": self.wanted.number,
+            "reason": self.wanted.reason,
             "there": self.wanted.num_there,
             "coming": self.wanted.num_coming,
             "min_workers": limits.least,
@@ -149,5 +181,6 @@ class WorkerNumber:
             "spare": limits.spare,
             "start_s": self.wanted.expected_start_s,
             "num_decisions": dict(self.num_decisions),
+            "commands": self.scaler.plan() if self.scaler is not None else None,
             "decisions": self._told.newest_first(),
         }

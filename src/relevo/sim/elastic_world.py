@@ -12,6 +12,7 @@ from relevo.core.ids import WorkerId
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.ports import WorkerStatus
+from relevo.policy.scaling.scale_orders import LentNode, to_give_back
 from relevo.sim.config import WorldConfig
 from relevo.sim.kernel import seconds
 from relevo.sim.role_world import RoleWorld
@@ -61,8 +62,9 @@ class ElasticWorld(RoleWorld):
         while len(self.ordered) < number:
             self._order(next(each for each in self._ids if each not in self.ordered and self._is_free(each)))
         serving = {each.worker_id for each in self.there}
-        while len(self.ordered) > number:
-            self._give_back(max(self.ordered, key=lambda each: (each not in serving, self._ids.index(each))))
+        nodes = [LentNode(each, 1, serves=each in serving) for each in self._ids if each in self.ordered]
+        for worker_id in to_give_back(nodes, len(self.ordered) - number):
+            self._give_back(worker_id)
 
     def can_order(self) -> int:
         """How many more there may be now: who drains is not to be had yet."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from relevo.core.request import FinishReason
 from relevo.policy.admission.words import LIMITS
 from relevo.policy.http.connections import Refusal, Wait
-from relevo.policy.scaling.role_planner import PlanVerdict
-from relevo.policy.scaling.worker_count import CountVerdict
 from relevo.telemetry.cluster_metrics import CLUSTER_METRICS
 from relevo.telemetry.metric import Kind, Metric, Origin
+from relevo.telemetry.planner_metrics import PLANNER_METRICS
 from relevo.telemetry.worker_metrics import MODEL, WORKER_METRICS, worker_gauge
 
 
@@ -251,34 +250,7 @@ TABLE: tuple[Metric, ...] = (
         "not take it in time (not_taken). 0 where no traces are made.",
         label_values=("queue_full", "not_taken"),
     ),
-    _count(
-        "relevo:planner_decisions_total",
-        "Decisions of the planner, one per tick; see guides/planner.md for the verdicts. 0 where none runs.",
-        labels=(*MODEL, "verdict"),
-        label_values=tuple(PlanVerdict),
-    ),
-    Metric(
-        name="relevo:planner_mode_info",
-        kind=Kind.GAUGE,
-        origin=Origin.REQUESTS,
-        labels=(*MODEL, "mode"),
-        help="Always 1; the label says how the workers share their work, as of the planner's last tick. Missing where "
-        "no planner runs.",
-    ),
-    Metric(
-        name="relevo:planner_wanted_workers",
-        kind=Kind.GAUGE,
-        origin=Origin.REQUESTS,
-        labels=MODEL,
-        help="Workers that the planner wants, those that are there among them; see guides/planner.md. Missing without "
-        "--max-workers, and until it is known how many there are: no number is not zero.",
-    ),
-    _count(
-        "relevo:planner_number_decisions_total",
-        "Decisions of the planner about the number of workers, by verdict. 0 without --max-workers.",
-        labels=(*MODEL, "verdict"),
-        label_values=tuple(CountVerdict),
-    ),
+    *PLANNER_METRICS,
     *(
         Metric(name=name, kind=Kind(kind), origin=Origin.CLUSTER, labels=labels, help=text, label_values=values)
         for name, kind, labels, text, values in CLUSTER_METRICS

@@ -38,6 +38,9 @@ class NumberView(Protocol):
     @property
     def num_decisions(self) -> Mapping[str, int]: ...  # by verdict
 
+    @property
+    def num_commands(self) -> Mapping[str, int]: ...  # by outcome
+
 
 class PlanView(Protocol):
     """What is shown of a model's planner."""
@@ -281,17 +284,20 @@ class GatewayMetrics:
         mode.clear()  # of former modes nothing is said
         wanted.clear()
         for plan in plans:
-            self._grow_by_verdict("relevo:planner_decisions_total", plan.model, plan.num_decisions)
+            self._grow_each("relevo:planner_decisions_total", "verdict", plan.model, plan.num_decisions)
             if plan.mode_now:
                 mode.labels(model_name=plan.model, mode=plan.mode_now).set(1)
-            if plan.number is not None:
-                self._grow_by_verdict("relevo:planner_number_decisions_total", plan.model, plan.number.num_decisions)
-                if plan.number.number is not None:
-                    wanted.labels(model_name=plan.model).set(plan.number.number)
+            if plan.number is None:
+                continue
+            number = plan.number
+            self._grow_each("relevo:planner_number_decisions_total", "verdict", plan.model, number.num_decisions)
+            self._grow_each("relevo:planner_scale_commands_total", "outcome", plan.model, number.num_commands)
+            if number.number is not None:
+                wanted.labels(model_name=plan.model).set(number.number)
 
-    def _grow_by_verdict(self, name: str, model: str, numbers: Mapping[str, int]) -> None:
-        for verdict, number in numbers.items():
-            self._grow(name, {"model_name": model, "verdict": verdict}, number)
+    def _grow_each(self, name: str, label: str, model: str, numbers: Mapping[str, int]) -> None:
+        for value, number in numbers.items():
+            self._grow(name, {"model_name": model, label: value}, number)
 
     def _take_counts(self, name: str, numbers: Mapping[str, int]) -> None:
         for reason, number in numbers.items():

@@ -1,7 +1,7 @@
 """How many workers there are to be, beside those that are there: ordered, given back, changed by a person. Pure.
 
-Owns the number that was decided last, how long orders have taken to come, and what a change by hand is. Who decides a
-number is `worker_count`; who brings workers, and takes them away, may be a person, a command or a cluster.
+Owns the number that was decided last and its reason, how long orders have taken to come, and what a change by hand is.
+Who decides a number is `worker_count`; who brings workers and takes them away may be a person, a command or a cluster.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class WantedWorkers:
     hand_hold_s: float = 300.0  # after a change by hand. Arbitrary, as the next
     settle_s: float = 30.0  # that no worker may have come or gone in, before the first number is believed
     number: int | None = None  # None: not known yet
+    reason: str = ""  # of that number
     _there: Set[str] = frozenset()
     _known: Set[str] = frozenset()
     _since_s: float | None = None  # that the same ones are there, before there is a number
@@ -43,10 +44,10 @@ class WantedWorkers:
             self._starts_s.append(now_s - self._ordered_at_s)
             self._ordered_at_s = None
         if len(there) > number >= len(was_there):
-            return self._adopt(now_s, len(there), f"{len(there) - number} more than were wanted have come by hand")
+            return self._adopt(now_s, len(there), f"{len(there) - number} more than were wanted have come")
         num_left = len(was_known - known) - max(0, len(was_known) - number)  # less those that were given back
         if num_left > 0 and len(known) < number:
-            return self._adopt(now_s, number - num_left, f"{num_left} were taken away by hand")
+            return self._adopt(now_s, number - num_left, f"{num_left} were taken away")
         return ""
 
     def held_for_s(self, now_s: float) -> float:
@@ -70,6 +71,7 @@ class WantedWorkers:
     def decided(self, decision: CountDecision, now_s: float) -> bool:
         """Whether the number has changed by that."""
         before, self.number = self.number or 0, decision.num_workers
+        self.reason = decision.reason
         if self.number > before:
             self._ordered_at_s = now_s
         elif self.number < before:
@@ -78,18 +80,26 @@ class WantedWorkers:
 
     def forget(self) -> None:
         """Another one decides: what comes of that is found anew."""
-        self.number, self._since_s, self._ordered_at_s, self._held_until_s = None, None, None, 0.0
+        self.number, self.reason = None, ""
+        self._since_s, self._ordered_at_s, self._held_until_s = None, None, 0.0
 
     def _begin(self, now_s: float, there: Set[str], was_there: Set[str]) -> None:
         """With as many as there are, once none comes any more: a gateway that is restarted finds them one by one."""
         if self._since_s is None or there != was_there:
             self._since_s = now_s
         elif now_s - self._since_s >= self.settle_s:
-            self.number = min(self.limits.most, max(self.limits.least, len(there)))
+            limits, found = self.limits, f"{len(there)} workers were found"
+            self.number = min(limits.most, max(limits.least, len(there)))
+            if self.number > len(there):
+                found += f", and {limits.least} is the least"
+            elif self.number < len(there):
+                found += f", and {limits.most} is the most"
+            self.reason = found
             if self.number > len(there):
                 self._ordered_at_s = now_s
 
     def _adopt(self, now_s: float, number: int, what: str) -> str:
         self.number, self._ordered_at_s = max(0, number), None
         self._held_until_s = now_s + self.hand_hold_s
-        return f"{what}, which holds for {self.hand_hold_s:.0f} s"
+        self.reason = f"{what}, by hand, which holds for {self.hand_hold_s:.0f} s"
+        return self.reason
