@@ -57,7 +57,12 @@ void pack_plain(const uint8_t* raw, int64_t row, uint8_t* block) {
 
 void pack_elements(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
   const size_t size = element_bytes(format);
-  for (int64_t i = 0; i < k; ++i) std::memcpy(panel + element_place(format, row, i), raw + i * size, size);
+  int64_t i = 0;
+  for (; format == Format::bf16 && i + 1 < k; i += 2) {
+    const uint32_t pair = read_u32(raw + i * kHalf);
+    put_group(panel, i / 2, row, pair << 16 | pair >> 16);
+  }
+  for (; i < k; ++i) std::memcpy(panel + element_place(format, row, i), raw + i * size, size);
 }
 
 uint8_t* channel_scales(uint8_t* panel, int64_t k) {
