@@ -21,7 +21,7 @@ struct FewQueries : WeightedSums<V> {
   using Sums::WeightedSums, Sums::W, Sums::AHEAD, Sums::SCORES, Sums::CHUNK, Sums::cache, Sums::chunks, Sums::clear;
   using Sums::finish, Sums::group, Sums::has_half_chunk, Sums::has_scales, Sums::largest, Sums::largest_score;
   using Sums::merge_into, Sums::out_of, Sums::padded, Sums::partial_of, Sums::place, Sums::record, Sums::scaled_query;
-  using Sums::each_block, Sums::place_scales, Sums::scales_in, Sums::weight_sum, Sums::weights_of;
+  using Sums::each_block, Sums::place_scales, Sums::weight_sum, Sums::weights_of;
   static constexpr int64_t MAX_HEADS = 3;  // of one pass over the keys: 12 accumulators
   static constexpr int64_t USUAL_CHUNKS = 64 / W;  // of a head of 64, whose loop over d is unrolled
 
@@ -146,21 +146,34 @@ struct FewQueries : WeightedSums<V> {
     return in_split(group.first_visible(query), smaller(task.end_key, group.end_visible(query)), start);
   }
 
+  // What no split before this one has fetched.
+  void fetch_first_keys(const Split& split) const {
+    const int64_t row_bytes = static_cast<int64_t>(cache.row_bytes());
+    for (int64_t kv = 0; kv < num_kv_heads; ++kv) {
+      for (int64_t i = 0; i < smaller(split.count, AHEAD); ++i) {
+        for (int64_t at = 0; at < row_bytes; at += 64) fetch_line(split.rows[i] + kv * run_bytes + at);
+      }
+    }
+  }
+
   void fetch_scales(int64_t start, Range range) const {
     if (!has_scales) return;
-    each_block(start, range, [&](int64_t block, int64_t first, int64_t end, int64_t) {
-      for (int64_t run = 0; run < 2 * num_kv_heads; ++run) {
-        const uint8_t* scales = scales_in(block, run / num_kv_heads, run % num_kv_heads);
-        for (int64_t i = first; i < end; i += 16) fetch_line(scales + static_cast<size_t>(i) * sizeof(float));
-      }
-    });
+    const int64_t behind_rows = cache.block_size * static_cast<int64_t>(cache.row_bytes());
+    for (int64_t which = 0; which < 2; ++which) {
+      each_block(start, range, which, [&](const uint8_t* run, int64_t first, int64_t end, int64_t) {
+        for (int64_t head = 0; head < num_kv_heads; ++head) {
+          const uint8_t* scales = run + head * run_bytes + behind_rows;
+          for (int64_t i = first; i < end; i += 16) fetch_line(scales + static_cast<size_t>(i) * sizeof(float));
+        }
+      });
+    }
   }
 
   void read_scales(int64_t start, Split& split, float* scales) const {
     if (!has_scales) return;
     split.scales = scales;
-    for (int64_t run = 0; run < 2 * num_kv_heads; ++run) {
-      place_scales(start, split.range, run % 2, run / 2, scales + run * SPLIT_TOKENS);
+    for (int64_t which = 0; which < 2; ++which) {
+      place_scales(start, split.range, which, num_kv_heads, scales + which * SPLIT_TOKENS);
     }
   }
 
@@ -190,6 +203,7 @@ struct FewQueries : WeightedSums<V> {
         continue;
       }
       place(start, range, smaller(task.end_key, group.end_visible(query)), split);
+      if (start == task.first_key) fetch_first_keys(split);
       read_scales(start, split, scales);
       fetch_scales(start + SPLIT_TOKENS, seen(task, query, start + SPLIT_TOKENS));
       with_numbers<V>(cache.type, [&](auto numbers) {

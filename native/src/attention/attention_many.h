@@ -242,7 +242,7 @@ struct ManyQueries : WeightedSums<V> {
       if (!split.range.empty()) {
         place(start, split.range, start + split.range.high, split);
         if (has_scales) {
-          for (int64_t which = 0; which < 2; ++which) place_scales(start, split.range, which, 0, scales + which * SPLIT_TOKENS);
+          for (int64_t which = 0; which < 2; ++which) place_scales(start, split.range, which, 1, scales + which * SPLIT_TOKENS);
           split.scales = scales;
         }
         with_numbers<V>(cache.type, [&](auto numbers) {

@@ -155,37 +155,42 @@ struct AttentionRow {
     for (int64_t i = larger(ahead, 0); i < AHEAD; ++i) next[i] = split.rows[0];
   }
 
-  // Calls call(block, first, end, i) for the tokens [first, end) of each block of a range, the first being key i of it.
+  // Calls call(run, first, end, i) for the tokens [first, end) of each block of a range, the first being key i; `run` holds
+  // keys (which: 0) or values (1) of the first KV head.
   template <class Call>
-  void each_block(int64_t start, Range range, const Call& call) const {
+  void each_block(int64_t start, Range range, int64_t which, const Call& call) const {
     const int64_t size = cache.block_size;
+    const uint8_t* of_first = cache.run(0, layer, which, kv_head);
+    const int64_t block_bytes = static_cast<int64_t>(cache.block_bytes());
     const int64_t* table = group.step.block_tables + group.row * group.step.table_width;
     for (int64_t i = range.low; i < range.high;) {
       const int64_t first = (start + i) % size;
       const int64_t end = smaller(size, first + range.high - i);
-      call(table[(start + i) / size], first, end, i);
+      call(of_first + table[(start + i) / size] * block_bytes, first, end, i);
       i += end - first;
     }
   }
 
   void place_rows(int64_t start, Range range, int64_t which, const uint8_t** rows) const {
     const int64_t row_bytes = static_cast<int64_t>(cache.row_bytes());
-    each_block(start, range, [&](int64_t block, int64_t first, int64_t end, int64_t) {
-      const uint8_t* run = cache.run(block, layer, which, kv_head);
+    each_block(start, range, which, [&](const uint8_t* run, int64_t first, int64_t end, int64_t) {
       for (int64_t offset = first; offset < end; ++offset) *rows++ = run + offset * row_bytes;
     });
   }
 
-  const uint8_t* scales_in(int64_t block, int64_t which, int64_t head) const {
-    return cache.run(block, layer, which, kv_head + head) + static_cast<size_t>(cache.block_size) * cache.row_bytes();
-  }
-
-  // Scales of keys or values of one KV head (counted from the task's first), 0 outside the range.
-  void place_scales(int64_t start, Range range, int64_t which, int64_t head, float* scales) const {
-    std::memset(scales, 0, sizeof(float) * SPLIT_TOKENS);
-    each_block(start, range, [&](int64_t block, int64_t first, int64_t end, int64_t i) {
-      const uint8_t* from = scales_in(block, which, head) + static_cast<size_t>(first) * sizeof(float);
-      std::memcpy(scales + i, from, sizeof(float) * static_cast<size_t>(end - first));
+  // Scales of keys or values of `num_heads` KV heads, those of a head 2 * SPLIT_TOKENS after the ones before; 0 outside
+  // the range.
+  void place_scales(int64_t start, Range range, int64_t which, int64_t num_heads, float* scales) const {
+    const size_t behind_rows = static_cast<size_t>(cache.block_size) * cache.row_bytes(), run_bytes = cache.run_bytes();
+    for (int64_t head = 0; head < num_heads; ++head) {
+      std::memset(scales + head * 2 * SPLIT_TOKENS, 0, sizeof(float) * SPLIT_TOKENS);
+    }
+    each_block(start, range, which, [&](const uint8_t* run, int64_t first, int64_t end, int64_t i) {
+      const uint8_t* from = run + behind_rows + static_cast<size_t>(first) * sizeof(float);
+      const size_t size = sizeof(float) * static_cast<size_t>(end - first);
+      for (int64_t head = 0; head < num_heads; ++head, from += run_bytes) {
+        std::memcpy(scales + head * 2 * SPLIT_TOKENS + i, from, size);
+      }
     });
   }
 

@@ -53,13 +53,11 @@ struct WeightedSums : AttentionRow<V> {
       for (int m = 0; m < M; ++m) sums[n][m] = fresh ? V::zero() : V::load(results + n * record + (column + m) * W);
     }
     for (int64_t i = keys.low; i < keys.high; ++i) {
-      F weight[N];
-      for (int n = 0; n < N; ++n) weight[n] = V::set1(weights[n * SCORES + i]);
       const uint8_t* row = row_of(i) + column * W * From::BYTES;
       row_of.template fetch<M * W * From::BYTES>(i, column * W * From::BYTES);
       for (int m = 0; m < M; ++m) {
         const F value = V::held(HALF ? From::load_8(row) : From::load(row + m * W * From::BYTES));
-        for (int n = 0; n < N; ++n) sums[n][m] = V::fma(weight[n], value, sums[n][m]);
+        for (int n = 0; n < N; ++n) sums[n][m] = V::fma_of(weights + n * SCORES + i, value, sums[n][m]);
       }
     }
     for (int n = 0; n < N; ++n) {

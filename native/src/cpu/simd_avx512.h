@@ -40,6 +40,15 @@ struct Avx512Vec {
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  // *a for every lane. Measured (Zen 4): from memory it is free, where a broadcast of its own takes a cycle.
+  static F fma_of(const float* a, F b, F c) {
+#if defined(__AVX512F__)
+    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
+    return c;
+#else
+    return fma(set1(*a), b, c);
+#endif
+  }
   static F abs(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }

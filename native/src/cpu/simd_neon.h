@@ -41,6 +41,7 @@ struct NeonVec {
   static F mul(F a, F b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
   static F div(F a, F b) { return {vdivq_f32(a.low, b.low), vdivq_f32(a.high, b.high)}; }
   static F fma(F a, F b, F c) { return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)}; }
+  static F fma_of(const float* a, F b, F c) { return fma(set1(*a), b, c); }
   static F abs(F a) { return {vabsq_f32(a.low), vabsq_f32(a.high)}; }
   // Compared and chosen: the instruction for the larger one gives another zero, and another result for what is no number.
   static float32x4_t larger(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }

@@ -62,6 +62,7 @@ struct PortableVec {
   static F fma(F a, F b, F c) {
     return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
   }
+  static F fma_of(const float* a, F b, F c) { return fma(set1(*a), b, c); }
   static F abs(F a) {
     return each([&](int i) { return std::fabs(a.lane[i]); });
   }
