@@ -294,6 +294,7 @@ async def test_decisions_and_the_mode_are_on_metrics_and_in_the_state() -> None:
         assert planner_series(metrics) == planner_series(metrics) == {"hold": 1.0, "change": 1.0, "unified": 1.0}
         (told,) = (await state_of(rig(plans=(planning.plan,)))).plan or ()
         assert (told.model, told.mode, told.is_dry_run, told.num_changes) == ("fake", "unified", False, 1)
+        assert told.workers is None, "it plans no number"
         assert [step.verdict for step in told.decisions] == ["change", "hold"]
         assert "unified is to meet the targets for 100%" in told.decisions[0].reason
 

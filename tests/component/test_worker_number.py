@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_gateway import ScriptedGenerator, status_of
@@ -15,6 +16,7 @@ from relevo.build.role_planner import _simulate_numbers
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId
+from relevo.gateway.console.state import PlannedNumber
 from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
 from relevo.planner.not_simulated import NotSimulated
 from relevo.planner.window import DemandWindow, Window
@@ -191,6 +193,8 @@ async def test_the_number_is_at_plan_and_on_metrics() -> None:
     assert (told["wanted"], told["there"], told["coming"], told["max_workers"]) == (3, 1, 2, 5)
     assert told["decisions"][0]["verdict"] == "more" and told["commands"] is None
     assert told["reason"] == told["decisions"][0]["reason"]
+    shown = msgspec.convert(told, PlannedNumber)
+    assert (shown.wanted, shown.there, shown.reason) == (3, 1, told["reason"]), "on the console"
     assert series(cluster.number, "relevo:planner_wanted_workers") == {"": 3.0}
     assert series(cluster.number, "relevo:planner_number_decisions_total")["more"] == 1.0
     cluster.number.stand_back()

@@ -61,7 +61,9 @@ export function state() {
       reason: "cached 320 of 812 tokens, least waiting", worker_id: number % 2 ? "decode-1" : "decode-0", request_id: `req-${number}`, facts: {split: true, num_uncached_tokens: 492}})),
     requests: {num_in_flight: 13, in_flight: [summary("req-run-1", {phase: "decode", e2e_s: 4.2, cause: "", sentence: ""})], slowest: [summary("req-7"), summary("req-9", {e2e_s: 5.1})]},
     sessions: [{session: "9f31c2aa", model: "smollm2", tenant: "research", home_worker_id: "decode-0", num_prompt_tokens: 812, num_cached_tokens: 512, num_requests: 7, last_seen_unix_s: 1796141388}],
-    plan: [{model: "smollm2", mode: "2p2d", is_dry_run: false, targets: {ttft_p90_s: 0.5, itl_p90_s: 0.05}, num_changes: 1, decisions: [
+    plan: [{model: "smollm2", mode: "2p2d", is_dry_run: false, targets: {ttft_p90_s: 0.5, itl_p90_s: 0.05}, num_changes: 1,
+      workers: {wanted: 6, there: 4, coming: 2, reason: "6 workers are to meet the targets for 98%, 4 are to meet the targets for 71%", min_workers: 1, max_workers: 8},
+      decisions: [
       {at_unix_s: 1796141380, verdict: "keep", mode: "2p2d", reason: "the change to 2p2d came to 98% that meet the targets, of 97% expected; 71% did before", attained: 0.98, expected_requests_per_s: 2.4},
       {at_unix_s: 1796141290, verdict: "change", mode: "2p2d", reason: "2p2d is to meet the targets for 97%, unified for 70%", attained: 0.71, expected_requests_per_s: 2.4}]}],
     nodes: [],

@@ -305,6 +305,17 @@ class PlanStep(Struct, frozen=True, kw_only=True):
     expected_requests_per_s: float | None = None
 
 
+class PlannedNumber(Struct, frozen=True, kw_only=True):
+    """How many workers a planner wants of a model."""
+
+    wanted: int | None  # None: not known yet, or another gateway decides
+    there: int
+    coming: int  # that were ordered
+    reason: str  # of the number that is wanted
+    min_workers: int
+    max_workers: int
+
+
 class ModelPlan(Struct, frozen=True, kw_only=True):
     """A model's planner."""
 
@@ -314,6 +325,7 @@ class ModelPlan(Struct, frozen=True, kw_only=True):
     targets: dict[str, float]
     num_changes: int
     decisions: tuple[PlanStep, ...]  # newest first; those that brought nothing new left out
+    workers: PlannedNumber | None = None  # None: it plans no number
 
 
 class SharedState(Struct, frozen=True, kw_only=True):

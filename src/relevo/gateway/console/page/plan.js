@@ -1,4 +1,4 @@
-// What the planners decided, newest first, and the machines, of which there is one.
+// What the planners decided, newest first, how many workers they want, and the machines, of which there is one.
 
 import {byId, setText} from "./dom.js";
 import {clock, count, percent} from "./numbers.js";
@@ -12,6 +12,13 @@ export class Plan {
       {kind: "text", show: (each) => each.verdict}, {kind: "name", show: (each) => each.mode},
       {kind: "n", show: (each) => percent(each.attained)}, {kind: "text", className: "reason", show: (each) => each.reason},
     ], (each) => `${each.model}\u0000${each.at_unix_s}`, "Nothing was decided yet: the first look is a few seconds after the start.");
+    this.numbers = new Rows(byId("number-list"), [
+      {kind: "name", show: (each) => each.model}, {kind: "n", show: (each) => count(each.there)},
+      {kind: "n", show: (each) => count(each.coming)},
+      {kind: "n", show: (each) => (each.wanted === null ? "not known yet" : count(each.wanted))},
+      {kind: "n", show: (each) => count(each.min_workers)}, {kind: "n", show: (each) => count(each.max_workers)},
+      {kind: "text", className: "reason", show: (each) => each.reason},
+    ], (each) => each.model, "No number is planned.");
   }
 
   show(state, chosen) {
@@ -21,6 +28,9 @@ export class Plan {
       : "No planner runs: the number of workers and their roles are what the server was started with.");
     this.rows.show(plans.flatMap((plan) => plan.decisions.map((each) => ({...each, model: plan.model})))
       .sort((one, other) => other.at_unix_s - one.at_unix_s));
+    const numbers = plans.filter((plan) => plan.workers).map((plan) => ({...plan.workers, model: plan.model}));
+    byId("number-some").hidden = !numbers.length;
+    this.numbers.show(numbers);
     setText(byId("nodes-none"), state.nodes.length
       ? "There are nodes that this console does not know; GET /v1/state tells of them."
       : "There is one machine, this one: every worker runs where the gateway runs.");
