@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -294,3 +295,30 @@ def test_no_more_numbers_are_asked_about_than_a_decision_needs(present: int, ask
     seen = CountSeen(now_s=60.0, num_there=present, num_coming=0, start_s=30.0)
     CountPlanner(limits, ttft_s=1.0, start_s=30.0).ask(seen, answer)
     assert found == asked
+
+
+def counted(answers_s: Mapping[int, tuple[float, float]], present: int) -> CountDecision:
+    """In a burst that is far beyond all of them. `answers_s`: by number, how long answers take, and which part is
+    answered at all."""
+    limits = CountLimits(most=max(answers_s))
+    planner = CountPlanner(limits, ttft_s=1.0, start_s=30.0)
+    seen = CountSeen(now_s=60.0, num_there=present, num_coming=0, start_s=30.0)
+
+    def answer(number: int) -> ModeOutlook:
+        answer_s, answered = answers_s[number]
+        return ModeOutlook(attained=0.0, ttft_p90_s=9.0, itl_p90_s=0.01, answer_s=answer_s, answered=answered)
+
+    return planner.decide(seen, planner.ask(seen, answer))
+
+
+def test_where_no_number_meets_a_target_the_sooner_answers_decide() -> None:
+    """Red when none is ordered in a burst that is beyond all of them, for all are alike in what they promise."""
+    found = counted({2: (60.0, 1.0), 3: (38.0, 1.0), 4: (28.0, 1.0)}, 2)
+    assert found.verdict is CountVerdict.MORE and found.num_workers == 4
+    assert "4 workers are to meet the targets for 0% and to answer in 28 s, 2 " in found.reason
+    found = counted({2: (60.0, 0.3), 3: (60.0, 0.5), 4: (60.0, 0.7)}, 2)
+    assert found.num_workers == 4, "as soon, and more of them"
+    found = counted({2: (60.0, 1.0), 3: (38.0, 1.0), 4: (37.0, 1.0)}, 2)
+    assert found.num_workers == 3, "a fourth one does hardly better"
+    found = counted({2: (60.0, 1.0), 3: (59.0, 1.0), 4: (58.0, 1.0)}, 2)
+    assert found.verdict is CountVerdict.HOLD and "more would not do better" in found.reason

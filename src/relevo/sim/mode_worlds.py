@@ -41,6 +41,7 @@ class ModeWorlds:
         report = self._run(mode, demand, self.num_requests, WARM_FRACTION)
         surged = self._run(mode, demand.at(surge), self.num_requests // 2, 0.0) if surge else None
         told = report.steady_latencies
+        ends = told["e2e_s"]
         return ModeOutlook(
             attained=_attained(report),
             ttft_p90_s=told["ttft_s"].value("p90"),
@@ -49,6 +50,8 @@ class ModeWorlds:
             surge_attained=None if surged is None else _attained(surged),
             num_judged=report.phases.num_steady,
             num_surged=0 if surged is None else surged.phases.num_steady,
+            answer_s=ends.mean,
+            answered=1.0 - ends.num_missing / ends.count if ends.count else 0.0,
         )
 
     def facts_of(self, mode: Mode) -> tuple[object, ...]:

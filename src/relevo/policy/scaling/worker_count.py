@@ -11,7 +11,7 @@ that is not known is no reason for less. Knows no clock, no simulator, no cluste
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -140,7 +140,7 @@ class CountPlanner:
             return self._hold(total, reason)
         possible = sorted(number for number in outlooks if number <= limits.most)
         enough = [number for number in possible if number > total and is_enough(number, outlooks, limits)]
-        wanted = enough[0] if enough else max(possible, key=lambda number: self._worth(number, outlooks))
+        wanted = enough[0] if enough else self._of_most_worth(possible, outlooks)
         if wanted <= total:
             return self._hold(total, f"{total} workers {_words(present)}, and more would not do better")
         why = f"{wanted} workers {_words(outlooks[wanted])}, {total} {_words(present)}"
@@ -151,10 +151,17 @@ class CountPlanner:
             )
         return CountDecision(verdict=CountVerdict.MORE, num_workers=wanted, reason=why)
 
-    def _worth(self, number: int, outlooks: Mapping[int, ModeOutlook]) -> tuple[float, float, int]:
+    def _of_most_worth(self, possible: Sequence[int], outlooks: Mapping[int, ModeOutlook]) -> int:
         """Where no number is enough: of those that are as good the fewest."""
-        left = outlooks.get(number - self._limits.spare)
-        return outlooks[number].attained, left.attained if left is not None else 0.0, -number
+
+        def worth(number: int) -> tuple[float, float, float, int]:
+            left = outlooks.get(number - self._limits.spare)
+            return *outlooks[number].worth, left.attained if left is not None else 0.0, -number
+
+        best = max(possible, key=worth)
+        if not outlooks[best].misses_all:
+            return best
+        return min(number for number in possible if not outlooks[best].is_sooner_than(outlooks[number]))
 
     def _idle(self, seen: CountSeen, total: int) -> CountDecision:
         """Few requests are a number, too: the fewest workers are enough for them, and those that come need one."""
@@ -182,4 +189,5 @@ def _advice(outlooks: Mapping[int, ModeOutlook], total: int) -> str:
 
 
 def _words(outlook: ModeOutlook) -> str:
-    return f"are to meet the targets for {outlook.attained:.0%}"
+    late = f" and to answer in {outlook.answer_s:.0f} s" if outlook.misses_all and outlook.answer_s is not None else ""
+    return f"are to meet the targets for {outlook.attained:.0%}{late}"
