@@ -31,7 +31,7 @@ struct BfloatPairs {
 
   struct Packed {
     static constexpr size_t kBytes = kBfloatBlockBytes;
-    static constexpr bool kPrefetch = true;
+    static constexpr bool kPrefetch = false;  // add_block does, a line at a time
   };
 
   static void prepare_block(const float* x, int64_t k_left, int64_t, int64_t r, uint8_t* out) {
@@ -45,6 +45,7 @@ struct BfloatPairs {
   static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
 #pragma GCC unroll 16
     for (int step = 0; step < kInputBlock / 2; ++step) {
+      prefetch(w + step * kGroupBytes, kGroupBytes);
       const __m512bh weights = pairs(_mm512_loadu_si512(w + step * kGroupBytes));
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r)

@@ -89,7 +89,8 @@ struct Floats {
   template <Format kHeld>
   struct Held {
     static constexpr size_t kBytes = kInputBlock * kPanelRows * (kHeld == Format::f32 ? 4 : 2);
-    static constexpr bool kPrefetch = kHeld == kStored;  // not what was expanded: that is in the cache
+    static constexpr bool kFromMemory = kHeld == kStored;  // not what was expanded: that is in the cache
+    static constexpr bool kPrefetch = kFromMemory && kInputBlock == 1;
     static Vector weights(const uint8_t* block, int64_t k, int vector) {
       constexpr size_t kVectorBytes = M::kVectorBytes / (kHeld == Format::f16 ? 2 : 1);
       const uint8_t* from = block + vector * kVectorBytes;
@@ -120,8 +121,9 @@ struct Floats {
 
   template <class Weights, int R>
   static void add_block(const uint8_t* w, const uint8_t* x, Vector (*acc)[M::kVectors]) {
-#pragma GCC unroll 2
+#pragma GCC unroll 32
     for (int64_t k = 0; k < kInputBlock; ++k, x += R * 4) {
+      if (Weights::kFromMemory && kInputBlock > 1 && k % 2 == 0) prefetch(w + k / 2 * kGroupBytes, kGroupBytes);
       Vector weights[M::kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < M::kVectors; ++v) weights[v] = Weights::weights(w, k, v);
