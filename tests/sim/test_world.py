@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -62,8 +63,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
     )
 
 
-def test_a_lost_worker_costs_no_request_a_token() -> None:
-    """Red when a request that was decoding is not continued elsewhere, or its tokens come twice."""
+def test_a_lost_worker_costs_no_request_a_token(caplog: pytest.LogCaptureFixture) -> None:
+    """Red when a request that was decoding is not continued elsewhere, its tokens come twice, or the death stands in
+    the log as one of a worker of this machine."""
     workload = chat(120, 30.0)
     faults = (
         Fault(at_s=1.0, kind=FaultKind.KILL, target="decode-0"),
@@ -71,7 +73,9 @@ def test_a_lost_worker_costs_no_request_a_token() -> None:
         Fault(at_s=3.0, kind=FaultKind.DRAIN, target="decode-1"),
     )
     world = World(config(split(2, 2), 2, faults=faults), workload)
+    caplog.set_level(logging.INFO, "relevo")
     assert_whole(world.run(), workload)
+    assert caplog.records == [] and logging.getLogger("relevo").level == logging.INFO
     assert_nothing_is_left(world)
     assert {worker_id: each.config.epoch for worker_id, each in world.workers.items()} == {
         "prefill-0": 1,

@@ -9,7 +9,7 @@ import typer
 from relevo.bench.environment import describe_environment
 from relevo.cli.bench_planner import File, kinds_of, rules_of
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, note, out, run_here, write_json
-from relevo.cli.quiet import Quiet, errors_only
+from relevo.cli.quiet import Quiet
 from relevo.sim.day.around_the_clock import AroundTheClock
 from relevo.sim.day.clock_report import ClockReport, clock_sentence, clock_table, report_clock
 from relevo.telemetry.progress import Progress
@@ -49,8 +49,7 @@ def around_the_clock(
             progress.advance()
         progress.done()
 
-    with errors_only():
-        interrupted = run_here(work)
+    interrupted = run_here(work)
     out.print(clock_table(reports))
     note(clock_sentence(reports))
     body = {

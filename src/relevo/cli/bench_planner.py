@@ -10,7 +10,7 @@ import typer
 
 from relevo.bench.environment import describe_environment
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, note, out, run_here, write_json, write_page
-from relevo.cli.quiet import Quiet, errors_only
+from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut
 from relevo.core.errors import SettingsError
 from relevo.sim.day.machine import MACHINES
@@ -63,8 +63,7 @@ def planner(
             progress.advance()
         progress.done()
 
-    with errors_only():
-        interrupted = run_here(work)
+    interrupted = run_here(work)
     out.print(day_table(reports))
     note(day_sentence(reports))
     body = {

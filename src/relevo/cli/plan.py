@@ -21,7 +21,7 @@ from relevo.cli.bench_terminal import note, out
 from relevo.cli.database import DatabaseUrl, DataDir, connect
 from relevo.cli.default_command import WithDefault
 from relevo.cli.plan_memory import memory
-from relevo.cli.quiet import Quiet, errors_only
+from relevo.cli.quiet import Quiet
 from relevo.core.errors import SettingsError
 from relevo.policy.perf.reshard import PAGE_TOKENS, USUAL_PAGE_TOKENS
 from relevo.policy.scaling.candidates import Assumptions
@@ -123,7 +123,7 @@ def plan(
 
 def _run(planner: Planner, json_out: Path | None) -> None:
     out.print(workload_table(planner.load.facts))
-    with errors_only(), shown() as progress:
+    with shown() as progress:
         progress.begin("searching")
         made = planner.plan(lambda label, count: progress.rename(f"simulating {label} ({count} done)"))
     if json_out is not None:

@@ -1,10 +1,7 @@
-"""`--quiet`, the same for every command that shows progress (`relevo serve` has it as a setting); quiet simulations."""
+"""`--quiet`, the same for every command that shows progress (`relevo serve` has it as a setting)."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -21,15 +18,3 @@ def _hush(is_quiet: bool) -> bool:
 Quiet = Annotated[
     bool, typer.Option("--quiet", envvar="RELEVO_QUIET", callback=_hush, help="Show no progress at the terminal.")
 ]
-
-
-@contextmanager
-def errors_only() -> Iterator[None]:
-    """Of what simulated workers and gateways log: there workers die on purpose."""
-    log = logging.getLogger("relevo")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

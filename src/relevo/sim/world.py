@@ -36,6 +36,7 @@ from relevo.sim.network import Link, LinkTraits
 from relevo.sim.prompts import VIRTUAL, Text, Texts
 from relevo.sim.quiet import Quiet
 from relevo.sim.results import LinkResult, RequestOutcome, WorkerResult, WorldResult
+from relevo.sim.silence import errors_only
 from relevo.sim.tally import Tally
 from relevo.sim.transport import KVNetwork
 from relevo.sim.worker import ModelledRunner, SettledCosts, SimWorker
@@ -94,10 +95,11 @@ class World:
 
     def run(self, tell: Callable[[], None] = lambda: None) -> WorldResult:
         """`tell` is called now and then, for a progress bar."""
-        self.start()
         until_s = self.config.until_s
-        self.kernel.run(None if until_s is None else self.traffic_at_ns + seconds(until_s), tell)
-        return self.finish()
+        with errors_only():
+            self.start()
+            self.kernel.run(None if until_s is None else self.traffic_at_ns + seconds(until_s), tell)
+            return self.finish()
 
     def start(self) -> None:
         """Everything is there, and what the workload and the faults bring is to come."""
