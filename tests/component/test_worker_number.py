@@ -249,6 +249,12 @@ def test_more_demand_needs_more_of_the_workers_that_are_there() -> None:
     many, _ = _simulate_numbers(one, 4096, SLO, LIMITS, 1, best, demand.at(8.0))
     assert few[1].attained > 0.95 > many[1].attained
     assert max(many) > max(few) and many[max(many)].attained > many[1].attained
+    three = CountLimits(least=1, most=3)
+    beyond, _ = _simulate_numbers(one, 4096, SLO, three, 1, {}, replace(demand.at(40.0), num_waiting=60))
+    assert all(outlook.misses_all for outlook in beyond.values())
+    seen = CountSeen(now_s=60.0, num_there=1, num_coming=0, start_s=30.0)
+    found = CountPlanner(three, ttft_s=1.0, start_s=30.0).decide(seen, beyond)
+    assert found.num_workers == 3, "all promise nothing, and three answer sooner"
 
 
 @pytest.mark.parametrize(
