@@ -11,6 +11,7 @@ from tiny_decoders import VOCAB, hf_model, write_gguf
 from typer.testing import CliRunner
 
 from random_experts import ExpertsShape, write_random_experts
+from relevo.build.backend import instruction_path
 from relevo.cli.bench import app
 
 LAYER_PRODUCTS = 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 96  # q, k, v; output; gate, up, down
@@ -36,7 +37,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (("--backend", "torch", "--dtype", "float32"), 128, "f32"),
         (("--backend", "native"), 20, "int4"),
-        (("--backend", "native", "--dtype", "bfloat16"), 64, "bf16"),
+        (("--backend", "native", "--dtype", "bfloat16"), 64, "widened"),
+        (("--backend", "native", "--dtype", "bfloat16", "--activation-dtype", "bfloat16"), 64, "bf16"),
     ],
 )
 def test_bytes_products_and_clocks(
@@ -44,6 +46,8 @@ def test_bytes_products_and_clocks(
 ) -> None:
     if "native" in flags:
         pytest.importorskip("relevo_native")
+    if operand == "widened":  # to float32 in registers; AMX alone multiplies pairs of bfloat16 by itself
+        operand = "bf16" if instruction_path() == "amx" else "f32"
     report = engine_report(tiny, tmp_path / "out.json", *flags)
     facts, work = report["facts"], report["facts"]["work"]
     head = VOCAB * 64  # tied: the embedding is the output layer, read as a whole
