@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -66,9 +67,13 @@ async def _serve() -> None:
     parser.add_argument("--block-size", type=int)
     parser.add_argument("--served-model-name")
     parser.add_argument("--fail-at-start", action="store_true")
+    parser.add_argument("--killed-unless", type=Path, help="ended by SIGKILL at the first start, which makes this file")
     told, _ = parser.parse_known_args()
     if told.fail_at_start:
         sys.exit("there is no GPU here")
+    if told.killed_unless is not None and not told.killed_unless.exists():
+        told.killed_unless.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     engine = FakeVLLM(Fabric(), "unified", block_size=told.block_size, model=told.served_model_name, port=told.port)
     engine.host = told.host
     engine.api_key = os.environ["VLLM_API_KEY"]

@@ -128,6 +128,17 @@ def test_an_engine_is_started_and_started_again_and_ends_with_the_server(folder:
         time.sleep(0.05)
 
 
+def test_an_engine_that_is_killed_before_it_answers_is_started_again(folder: Path, tmp_path: Path) -> None:
+    """A signal (of the kernel, say, for want of memory) names nothing that a person got wrong."""
+    path, killed = f"{command(tmp_path)}:{os.environ['PATH']}", tmp_path / "killed"
+    flags = ("--engine", "vllm", "--topology", "unified", "--block-size", str(BLOCK_SIZE))
+    with stack(str(folder), *flags, "--", "--killed-unless", str(killed), env={"PATH": path}) as server:
+        server.wait_ready()
+        assert killed.exists()
+        assert server.complete("hello", max_tokens=5, ignore_eos=True)["choices"]
+        assert any("vllm was ended by a signal: Killed" in line for line in server.log)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -137,10 +148,12 @@ def test_an_engine_is_started_and_started_again_and_ends_with_the_server(folder:
         (("--worker", "http://a:1,role=unified,engine=vllm", "--engine", "vllm"), "keep one of the two"),
         (("--worker", "http://a:1,role=unified,engine=vllm", "--quantization", "int8"), "of Relevo's own engine"),
         (("--", "--tensor-parallel-size", "2"), "is for an engine that Relevo starts"),
+        (("--engine", "vllm", "--", "--fail-at-start"), "ended with status 1 before it answered; its own log above"),
     ],
 )
-def test_slips_of_an_operator(folder: Path, flags: tuple[str, ...], words: str) -> None:
-    environment = {**os.environ, "PATH": "/usr/bin:/bin"}
+def test_slips_of_an_operator(folder: Path, tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
+    path = f"{command(tmp_path)}:/usr/bin:/bin" if "--fail-at-start" in flags else "/usr/bin:/bin"
+    environment = {**os.environ, "PATH": path}
     tried = subprocess.run(
         [sys.executable, "-m", "relevo", "serve", str(folder), "--port", "0", *flags],
         capture_output=True,

@@ -20,14 +20,15 @@ from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.engine")
 
-_ASK_S = 0.5  # arbitrary
+_ASK_S = 0.1  # arbitrary: gateways find it by themselves, and what they found shall have been seen here
 _KILL_AFTER_S = 5.0  # beside its own time for running requests; arbitrary
 _LOOK_S = 5.0  # arbitrary: how often an engine that runs is looked at
 _MAX_SILENT = 12  # looks in a row without an answer, a minute: no load keeps it silent for so long
 
 
 def run_engine(config: EngineConfig, report: Callable[[Status], None]) -> None:
-    """Until the engine ends. Raises StartError if it ends before it ever answered."""
+    """Until the engine ends. Raises StartError if it ends by itself before it ever answered; a signal gives no reason
+    that a person could mend, so the supervisor tries again as often as with any process."""
     configure(config.log_level, config.worker_id)
     status = asyncio.run(_run(config, report))
     if status:
@@ -62,7 +63,9 @@ async def _run(config: EngineConfig, report: Callable[[Status], None]) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(engine.pid, signal.SIGKILL)  # what it started and left behind
         lifeline.close()
-    if not ready.is_set():
+    if status < 0:
+        log.warning("%s was ended by a signal: %s", config.argv[0], signal.strsignal(-status) or -status)
+    elif not ready.is_set():
         raise StartError(
             f"{config.argv[0]} for {config.worker_id} ended with status {status} before it answered; its own log above "
             "says why"
